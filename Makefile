@@ -1,0 +1,85 @@
+# Everyday commands. `make help` lists them.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PY := .venv/bin/python
+DEVCLUSTER := $(PY) -m devcluster
+PACKAGES := operator connector devcluster tests
+FAST := tests/repo tests/unit tests/property tests/http tests/chart
+
+.PHONY: help
+help: ## Show this list.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
+
+# The environment is made again when the lock file is newer than it.
+.venv/.stamp: uv.lock pyproject.toml devcluster/bootstrap.sh
+	@devcluster/bootstrap.sh >/dev/null
+	@touch $@
+
+.PHONY: venv
+venv: .venv/.stamp ## Make the locked Python environment in .venv.
+
+.PHONY: demo
+demo: venv ## Install, build and start everything, then show a refusal and equal tokens.
+	@$(PY) -m devcluster.demo
+
+.PHONY: demo-down
+demo-down: cluster-down ## Remove everything that the demo started.
+
+.PHONY: cluster-up
+cluster-up: venv ## Start the local Kubernetes node (idempotent).
+	@$(DEVCLUSTER) up
+
+.PHONY: cluster-down
+cluster-down: venv ## Stop it and remove what it left, except the cache.
+	@$(DEVCLUSTER) down
+
+.PHONY: cluster-status
+cluster-status: venv ## Say what runs, where, and since when.
+	@$(DEVCLUSTER) status
+
+.PHONY: image
+image: venv ## Build the operator image and load it into the local cluster.
+	@$(PY) -m devcluster.image
+
+.PHONY: test
+test: venv ## Run every test: lint, unit, property, repo, chart, cluster, end to end.
+	@$(PY) -m devcluster.testrun
+
+.PHONY: test-fast
+test-fast: venv lint ## Run the tests that need no cluster and no engine.
+	@$(PY) -m pytest $(FAST)
+
+.PHONY: test-cluster
+test-cluster: venv image ## Run the tests that need the local cluster.
+	@$(PY) -m pytest tests/cluster
+
+.PHONY: test-e2e
+test-e2e: venv image ## Run the end-to-end tests: real cluster, real engines.
+	@$(PY) -m pytest tests/e2e
+
+.PHONY: lint
+lint: venv ## Check style, types and layers.
+	@$(PY) -m ruff check $(PACKAGES)
+	@$(PY) -m ruff format --check $(PACKAGES)
+	@.venv/bin/basedpyright
+	@.venv/bin/lint-imports
+
+.PHONY: fmt
+fmt: venv ## Format the code.
+	@$(PY) -m ruff check --fix $(PACKAGES)
+	@$(PY) -m ruff format $(PACKAGES)
+
+.PHONY: generate
+generate: venv ## Write the generated files again (CRD, reference pages).
+	@$(PY) -m devcluster.generate
+
+.PHONY: bench
+bench: bench-operator bench-connector ## Run every bench; tables here, figures in build/bench/.
+
+.PHONY: bench-operator
+bench-operator: venv image ## Apply-to-pods time, webhook latency, steady-state writes.
+	@$(PY) -m tests.bench.operator
+
+.PHONY: bench-connector
+bench-connector: venv ## Transfer rates beside one large TransferEngine transfer.
+	@$(PY) -m tests.bench.connector

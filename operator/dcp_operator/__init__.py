@@ -1,0 +1,1 @@
+"""The operator: validates `DCPDisaggDeployment` objects and keeps their prefill and decode engines running."""

@@ -1,0 +1,1 @@
+"""The API `dcpdisagg.io/v1alpha1`: pydantic models, their CRD, and Kubernetes quantities."""
