@@ -38,12 +38,14 @@ cluster-status: venv ## Say what runs, where, and since when.
 	@$(DEVCLUSTER) status
 
 .PHONY: image
-image: venv ## Build the operator image and load it into the local cluster.
+image: cluster-up ## Build the operator image and load it into the local cluster.
 	@$(PY) -m devcluster.image
 
 .PHONY: test
-test: venv ## Run every test: lint, unit, property, repo, chart, cluster, end to end.
-	@$(PY) -m devcluster.testrun
+test: test-fast ## Run every test: lint, unit, property, repo, chart, cluster, end to end.
+	@$(DEVCLUSTER) up --with-engine
+	@$(PY) -m devcluster.image
+	@$(PY) -m pytest tests/contract tests/cluster tests/e2e tests/teardown
 
 .PHONY: test-fast
 test-fast: venv lint ## Run the tests that need no cluster and no engine.

@@ -40,6 +40,11 @@ class Cache:
         return self.root / "buildah"
 
     @property
+    def traces_of_builds(self) -> Path:
+        """A note that exists while a build may leave files outside of the cache."""
+        return self.root / "traces-of-builds.json"
+
+    @property
     def locks(self) -> Path:
         """Lock files; they stay."""
         return self.root / "locks"
@@ -92,9 +97,19 @@ class ClusterPaths:
         return self.root / "pki"
 
     @property
+    def serving(self) -> Path:
+        """Certificates that components sign for themselves, for their health ports on loopback."""
+        return self.root / "serving"
+
+    @property
     def kubeconfig(self) -> Path:
         """The administrator's kubeconfig."""
         return self.root / "kubeconfig"
+
+    @property
+    def clients(self) -> Path:
+        """What kubectl and helm keep for themselves."""
+        return self.root / "clients"
 
     @property
     def etcd(self) -> Path:

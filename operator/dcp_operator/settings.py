@@ -8,6 +8,9 @@ from enum import StrEnum
 
 from dcp_operator.api.spec import CPU, RoleSpec, Spec
 
+#: How long an engine that was asked to stop goes on with its running requests, in seconds (--shutdown-timeout).
+DRAIN_TIMEOUT_S = 60
+
 
 class Role(StrEnum):
     """The two sides of a disaggregated deployment; the value is the field's name and the label's value."""
@@ -37,7 +40,7 @@ class EngineSettings:
 
     @property
     def ranks_per_pod(self) -> int:
-        """Worker processes in one pod: tensor x prefillContext x pipeline x dataLocal (decode context reuses tensor ranks)."""
+        """Worker processes in one pod: tensor x prefillContext x pipeline x dataLocal; decode context reuses ranks."""
         return self.tensor * self.prefill_context * self.pipeline * self.data_local
 
 

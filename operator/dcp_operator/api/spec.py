@@ -15,16 +15,28 @@ MAX_PARALLEL_SIZE = 1024
 #: Largest KV block, in tokens, and so the largest interleave.
 MAX_BLOCK_SIZE = 65536
 MAX_REPLICAS = 1000
+#: Longest context that is accepted, in tokens.
+MAX_MODEL_LEN = 2**31 - 1
 
 #: The accelerator resource that stands for "no accelerator": engines run on the pods' CPUs.
 CPU = "cpu"
+
+URI_PATTERN = r"^(hf|pvc|oci)://[^\s]+$"
+INT_OR_PERCENT_PATTERN = r"^(100|[1-9]?[0-9])%$"
+WORD_PATTERN = r"^[^\s]+$"
+OBJECT_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+RESOURCE_NAME_PATTERN = r"^[a-z0-9A-Z]([a-zA-Z0-9./_-]*[a-zA-Z0-9])?$"
 
 ParallelSize = Annotated[int, Field(ge=1, le=MAX_PARALLEL_SIZE)]
 BlockSize = Annotated[int, Field(ge=1, le=MAX_BLOCK_SIZE)]
 NonEmpty = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 IntOrPercent = (
-    Annotated[int, Field(ge=0, le=MAX_REPLICAS)] | Annotated[str, StringConstraints(pattern=r"^(100|[1-9]?[0-9])%$")]
+    Annotated[int, Field(ge=0, le=MAX_REPLICAS)] | Annotated[str, StringConstraints(pattern=INT_OR_PERCENT_PATTERN)]
 )
+#: A value that reaches a command line or a pod: something, and nothing that a terminal would interpret.
+Word = Annotated[str, StringConstraints(pattern=WORD_PATTERN, max_length=1024)]
+#: Name of another object of the namespace.
+ObjectName = Annotated[str, StringConstraints(pattern=OBJECT_NAME_PATTERN, max_length=253)]
 
 
 class Geometry(ApiModel):
@@ -43,7 +55,7 @@ class Geometry(ApiModel):
     layers: Annotated[int, Field(ge=1, le=4096)] = Field(
         description="Number of decoder layers, num_hidden_layers in config.json."
     )
-    max_model_len: Annotated[int, Field(ge=1)] | None = Field(
+    max_model_len: Annotated[int, Field(ge=1, le=MAX_MODEL_LEN)] | None = Field(
         default=None, description="Longest context the model supports, in tokens (max_position_embeddings)."
     )
 
@@ -51,17 +63,17 @@ class Geometry(ApiModel):
 class Model(ApiModel):
     """The model that both roles serve: stated once."""
 
-    uri: Annotated[str, StringConstraints(pattern=r"^(hf|pvc|oci)://[^\s]+$", max_length=2048)] = Field(
+    uri: Annotated[str, StringConstraints(pattern=URI_PATTERN, max_length=2048)] = Field(
         description="Where the model comes from: hf://REPOSITORY (Hugging Face), pvc://CLAIM/PATH (a folder on a "
         "PersistentVolumeClaim of this namespace) or oci://IMAGE (an image volume)."
     )
-    revision: NonEmpty | None = Field(
+    revision: Word | None = Field(
         default=None, description="Branch, tag or commit of a Hugging Face model; only for hf:// URIs."
     )
     served_name: NonEmpty | None = Field(
         default=None, description="Model name in OpenAI requests; defaults to the object's name."
     )
-    auth_secret_name: NonEmpty | None = Field(
+    auth_secret_name: ObjectName | None = Field(
         default=None,
         description="Secret of this namespace whose key token is the Hugging Face token, for gated models.",
     )
@@ -75,11 +87,11 @@ class Model(ApiModel):
 class Accelerator(ApiModel):
     """The device that an engine rank runs on."""
 
-    resource_name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9A-Z]([a-zA-Z0-9./_-]*[a-zA-Z0-9])?$")] = Field(
+    resource_name: Annotated[str, StringConstraints(pattern=RESOURCE_NAME_PATTERN)] = Field(
         default="nvidia.com/gpu",
         max_length=253,
-        description="Extended resource of one accelerator, such as nvidia.com/gpu or amd.com/gpu. The number per pod is "
-        "derived from the parallel sizes. cpu means that the engines run on CPU and request no accelerator.",
+        description="Extended resource of one accelerator, such as nvidia.com/gpu or amd.com/gpu. The number per pod "
+        "is derived from the parallel sizes. cpu means that the engines run on CPU and request no accelerator.",
     )
 
 
@@ -123,8 +135,8 @@ class Parallelism(ApiModel):
     )
     decode_context: ParallelSize = Field(
         default=1,
-        description="Decode context parallel size (--decode-context-parallel-size): over how many ranks the KV cache of "
-        "one sequence is sharded by token. Divides tensor.",
+        description="Decode context parallel size (--decode-context-parallel-size): over how many ranks the KV cache "
+        "of one sequence is sharded by token. Divides tensor.",
     )
     prefill_context: ParallelSize = Field(
         default=1, description="Prefill context parallel size (--prefill-context-parallel-size)."
@@ -157,13 +169,13 @@ class RoleSpec(ApiModel):
         description="Consecutive tokens that one decode-context rank keeps before the next rank's turn "
         "(--cp-kv-cache-interleave-size). Divides blockSize; defaults to it, so that whole blocks move.",
     )
-    dtype: NonEmpty | None = Field(
+    dtype: Word | None = Field(
         default=None, description="Data type of weights and activations (--dtype); the engine's default if absent."
     )
-    kv_cache_dtype: NonEmpty | None = Field(
+    kv_cache_dtype: Word | None = Field(
         default=None, description="Data type of the KV cache (--kv-cache-dtype); the same on both roles."
     )
-    max_model_len: Annotated[int, Field(ge=1)] | None = Field(
+    max_model_len: Annotated[int, Field(ge=1, le=MAX_MODEL_LEN)] | None = Field(
         default=None,
         description="Longest context this role serves, in tokens (--max-model-len). Decode's is at least prefill's.",
     )
@@ -175,8 +187,8 @@ class RoleSpec(ApiModel):
     )
     template: dict[str, Any] = Field(
         default_factory=dict,
-        description="PodTemplateSpec merged under the operator's own: the engine's container is called main. Use it for "
-        "node selectors, tolerations, resources, volumes, environment and sidecars.",
+        description="PodTemplateSpec merged under the operator's own: the engine's container is called main. Use it "
+        "for node selectors, tolerations, resources, volumes, environment and sidecars.",
     )
 
 
@@ -207,7 +219,7 @@ class Spec(ApiModel):
     """What a DCPDisaggDeployment runs."""
 
     model: Model = Field(description="The model that both roles serve.")
-    image: NonEmpty = Field(description="Engine image of both roles, such as vllm/vllm-openai:v0.33.0.")
+    image: Word = Field(description="Engine image of both roles, such as vllm/vllm-openai:v0.33.0.")
     accelerator: Accelerator = Field(
         default_factory=Accelerator, description="The device that engine ranks run on; nvidia.com/gpu by default."
     )

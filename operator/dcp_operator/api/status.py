@@ -47,7 +47,8 @@ class Resolved(ApiModel):
     prefill: ResolvedRole = Field(description="Settings of the prefill engines.")
     decode: ResolvedRole = Field(description="Settings of the decode engines.")
     kv_capacity_gain: str = Field(
-        description="How many times more tokens fit into a decode engine's KV cache than with decodeContext 1, such as 8x."
+        description="How many times more tokens fit into a decode engine's KV cache than with decodeContext 1, such as "
+        "8x."
     )
 
 

@@ -1,0 +1,89 @@
+"""The few vLLM names that this package builds on, typed, so that it type-checks where vLLM isn't installed.
+
+At run time these are vLLM's own classes (0.32 and 0.33, `vllm/distributed/kv_transfer/kv_connector/v1/`); the type checker
+sees the declarations here. Objects that vLLM hands in are described by protocols of what is read from them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from enum import Enum
+
+    class KVConnectorRole(Enum):
+        """Which of the two instances of a connector this is."""
+
+        SCHEDULER = 0
+        WORKER = 1
+
+    class KVConnectorMetadata:
+        """What the scheduler's instance sends to the workers' in every step."""
+
+    class KVConnectorWorkerMetadata:
+        """What the workers' instances send back."""
+
+        def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+            """Merge two workers' reports."""
+            raise NotImplementedError
+
+    class KVConnectorHandshakeMetadata:
+        """What one worker tells the scheduler's instance once, after start."""
+
+    class KVConnectorStats:
+        """Counters on their way to the front end."""
+
+        data: dict[str, Any]
+
+        def __init__(self, data: dict[str, Any]) -> None: ...
+
+    class KVConnectorPromMetrics:
+        """Registers metrics and records stats."""
+
+        per_engine_labelvalues: dict[int, list[object]]
+
+        def __init__(
+            self,
+            vllm_config: Any,
+            metric_types: Mapping[Any, Any],
+            labelnames: list[str],
+            per_engine_labelvalues: dict[int, list[object]],
+        ) -> None: ...
+
+        _counter_cls: Any
+        _gauge_cls: Any
+
+    class KVConnectorBase:
+        """vLLM's KVConnectorBase_V1."""
+
+        def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None: ...
+
+        def _get_connector_metadata(self) -> KVConnectorMetadata: ...
+
+    class SupportsHMA:
+        """Marks a connector that works with vLLM's hybrid KV-cache manager."""
+
+else:
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+        KVConnectorBase_V1 as KVConnectorBase,
+    )
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+        KVConnectorHandshakeMetadata,
+        KVConnectorMetadata,
+        KVConnectorRole,
+        KVConnectorWorkerMetadata,
+        SupportsHMA,
+    )
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+
+__all__ = [
+    "KVConnectorBase",
+    "KVConnectorHandshakeMetadata",
+    "KVConnectorMetadata",
+    "KVConnectorPromMetrics",
+    "KVConnectorRole",
+    "KVConnectorStats",
+    "KVConnectorWorkerMetadata",
+    "SupportsHMA",
+]

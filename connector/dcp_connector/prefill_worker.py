@@ -1,0 +1,190 @@
+"""The prefill half of a worker: one thread that listens to decode ranks and drives `PrefillRequests`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING
+
+import zmq
+
+from dcp_connector.errors import PeerError, Reason, StartupError, WireError
+from dcp_connector.handshake import side_layout
+from dcp_connector.loop import Loop
+from dcp_connector.mapping import destinations
+from dcp_connector.requests_prefill import Action, Halt, Hold, PrefillRequests, Reply, Sent, Write, Written
+from dcp_connector.sender import Sender
+from dcp_connector.units import LayoutError
+from dcp_connector.wire import MAX_FRAME_BYTES, Cancel, Channel, Pull, Release, token_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dcp_connector.config import ConnectorConfig
+    from dcp_connector.geometry import SideLayout
+    from dcp_connector.stats import Counters
+    from dcp_connector.tensors import Fence, LayerTensor
+    from dcp_connector.transfer import Transport
+
+logger = logging.getLogger(__name__)
+
+#: How often refused messages of one kind are logged.
+_LOG_EVERY_S = 10.0
+
+
+class PrefillWorker:
+    """Serves the decode ranks that ask this rank for KV.
+
+    `rank` counts over pipeline and tensor ranks (pp * T + tp), as in `Pull.prefill_rank`. Raises StartupError.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: str,
+        engine_id: str,
+        tp_rank: int,
+        pp_rank: int,
+        side: SideLayout,
+        layers: tuple[LayerTensor, ...],
+        whole_pages: bool,
+        transport: Transport,
+        config: ConnectorConfig,
+        secret: bytes,
+        counters: Counters,
+    ) -> None:
+        self._side = side
+        self._tp_rank = tp_rank
+        self._counters = counters
+        rank = pp_rank * side.tensor_parallel_size + tp_rank
+        self._requests = PrefillRequests(engine_id, rank, config.lease_s, self._admit)
+        self._channel = Channel(secret, time.time, partial(os.urandom, 16))
+        self._sent: deque[Sent] = deque()
+        self._fences: dict[str, Fence | None] = {}
+        self._last_log = float("-inf")
+        self._sender = Sender(
+            transport, layers, side, tp_rank, config, counters, self._written, whole_pages=whole_pages
+        )
+        self._sender.prepare()
+        self._socket = zmq.Context.instance().socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        # A decode rank that reconnects takes its old identity over, so that answers still reach it.
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15000)
+        self._socket.setsockopt(zmq.IPV6, int(":" in host))
+        shown = f"[{host}]" if ":" in host else host
+        try:
+            self.address = f"tcp://{shown}:{self._socket.bind_to_random_port(f'tcp://{shown}')}"
+        except zmq.ZMQError as error:
+            raise StartupError(
+                f"the connector can't listen for decode engines on {host}: {error}; set VLLM_HOST_IP to this pod's address"
+            ) from error
+        self._loop = Loop("dcp-prefill", self._requests.next_timer, self._tick)
+        self._loop.watch(self._socket, self._receive)
+        self._loop.start()
+
+    def hold(self, holds: Sequence[Hold], fence: Fence | None) -> None:
+        """Prompts are computed and their blocks kept. Engine thread."""
+        for hold in holds:
+            self._loop.call(partial(self._hold, hold, fence))
+
+    def drop(self, drops: Sequence[tuple[str, Reason]]) -> None:
+        """Transfers whose prompt will never be computed. Engine thread."""
+        for transfer_id, reason in drops:
+            self._loop.call(partial(self._drop, transfer_id, reason))
+
+    def take_sent(self) -> list[Sent]:
+        """Return requests whose blocks are no longer needed, each once. Engine thread, never waits."""
+        taken: list[Sent] = []
+        while self._sent:
+            taken.append(self._sent.popleft())
+        return taken
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._loop.alive
+
+    def close(self) -> None:
+        """Stop answering. Batches in flight are waited for."""
+        self._sender.close()
+        self._loop.close()
+        self._socket.close()
+
+    # Everything below runs on the loop's thread, except `_written`.
+
+    def _hold(self, hold: Hold, fence: Fence | None) -> None:
+        self._fences[hold.request_id] = fence
+        self._act(self._requests.hold(hold, time.monotonic()))
+
+    def _drop(self, transfer_id: str, reason: Reason) -> None:
+        self._act(self._requests.drop(transfer_id, reason, time.monotonic()))
+
+    def _tick(self, now: float) -> None:
+        self._act(self._requests.tick(now))
+
+    def _written(self, transfer_id: str, pull_id: str, result: Written) -> None:
+        self._loop.call(lambda: self._act(self._requests.written(transfer_id, pull_id, result, time.monotonic())))
+
+    def _receive(self) -> None:
+        """Take every message that is there; whatever it holds, the next one is taken too."""
+        while True:
+            try:
+                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                if len(parts) != 2:
+                    raise WireError(f"{len(parts)} message parts, expected 2")
+                message = self._channel.open(parts[1])
+            except WireError as error:
+                self._refuse(str(error))
+                continue
+            now = time.monotonic()
+            if isinstance(message, Pull):
+                self._act(self._requests.pull(parts[0], message, now))
+            elif isinstance(message, Cancel):
+                self._act(self._requests.cancel(parts[0], message, now))
+            elif isinstance(message, Release):
+                self._act(self._requests.release(message, now))
+            else:
+                self._refuse(f"a {type(message).__name__} is not for a prefill rank")
+
+    def _refuse(self, words: str) -> None:
+        self._counters.add("dropped_messages")
+        now = time.monotonic()
+        if now - self._last_log > _LOG_EVERY_S:
+            self._last_log = now
+            logger.warning("dcp: a message on the control port was dropped: %s", words)
+
+    def _admit(self, pull: Pull, hold: Hold) -> frozenset[int]:
+        """Return the decode ranks that this rank serves in the transfer. Raises PeerError for a pull that must not run."""
+        if pull.end > hold.num_tokens:
+            detail = f"decode asks for {pull.end} tokens, prefill computed {hold.num_tokens}"
+            raise PeerError(Reason.SHORT_PROMPT, detail)
+        if token_digest(hold.tokens[: 4 * pull.end], hold.adapter) != pull.digest:
+            detail = f"transfer {hold.transfer_id} holds the KV of another prompt than the one that decode has"
+            raise PeerError(Reason.OTHER_PROMPT, detail)
+        try:
+            decode = side_layout(pull.layout)
+            return frozenset(destinations(self._side, decode, self._tp_rank, pull.transfer_id))
+        except LayoutError as error:
+            raise PeerError(Reason.INCOMPATIBLE, str(error)) from error
+
+    def _act(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Reply():
+                    self._socket.send_multipart([action.peer, self._channel.seal(action.message)], zmq.NOBLOCK)
+                case Write():
+                    self._sender.submit(action, self._fences.get(action.hold.request_id))
+                case Halt():
+                    self._sender.halt(action.pull_id)
+                case Sent():
+                    self._sent.append(action)
+                    self._fences.pop(action.request_id, None)

@@ -1,0 +1,275 @@
+"""The connector in the engine's scheduler process: which requests take part in a transfer, and what the workers must do.
+
+Every method is called on the engine core's thread and must not block. vLLM's objects come in as protocols.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from dcp_connector.errors import ParamsError, Reason
+from dcp_connector.params import Fetch, HandOff, Plain, answer, parse
+from dcp_connector.requests_decode import Load
+from dcp_connector.requests_prefill import Hold
+from dcp_connector.stats import Counters
+from dcp_connector.units import cdiv
+from dcp_connector.wire import token_digest
+from dcp_connector.work import RankReport, StepWork, merge_outcomes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+logger = logging.getLogger(__name__)
+
+#: Transfer ids remembered to refuse a second use.
+MAX_USED_IDS = 65536
+
+
+class Request(Protocol):
+    """vLLM's Request, as far as it is read."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def kv_transfer_params(self) -> Any: ...
+    @property
+    def prompt_token_ids(self) -> Sequence[int] | None: ...
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def num_computed_tokens(self) -> int: ...
+    @property
+    def lora_request(self) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this engine is. `virtual_block_size` is B*W: tokens that one entry of a block table covers."""
+
+    engine_id: str
+    bootstrap_addr: str
+    is_producer: bool
+    is_consumer: bool
+    virtual_block_size: int
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A request that the engine knows."""
+
+    part: Plain | HandOff | Fetch
+    #: blocks were allocated once: the remote prefill was started, or found unnecessary
+    decided: bool = False
+    loading: int = 0
+    refused: bool = False
+
+
+class SchedulerSide:
+    """Decides. `new_id` mints transfer ids, `clock` is monotonic."""
+
+    def __init__(
+        self,
+        me: Identity,
+        counters: Counters,
+        new_id: Callable[[], str],
+        used_for_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._me = me
+        self._counters = counters
+        self._new_id = new_id
+        self._clock = clock
+        self._used_for_s = used_for_s
+        self._seen: dict[str, _Seen] = {}
+        self._loading: dict[str, int] = {}
+        self._pinned: set[str] = set()
+        self._used: OrderedDict[str, float] = OrderedDict()
+        self._work = StepWork()
+        self._report = RankReport()
+
+    def on_new_request(self, request: Request) -> None:
+        """The engine took a request in."""
+        self._look(request)
+
+    def matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
+        """Return (tokens to fetch beyond `num_computed_tokens`, whether they come asynchronously). No side effects.
+
+        All prompt tokens are fetched; vLLM then recomputes the last one, for its logits. If only that one is missing
+        there is nothing to fetch.
+        """
+        seen = self._look(request)
+        if not isinstance(seen.part, Fetch) or seen.decided:
+            return 0, False
+        available = min(request.num_prompt_tokens, seen.part.num_tokens or request.num_prompt_tokens)
+        if num_computed_tokens >= min(available, request.num_prompt_tokens - 1):
+            return 0, False
+        return available - num_computed_tokens, True
+
+    def allocated(self, request: Request, block_ids: Sequence[int], num_external_tokens: int) -> None:
+        """Blocks are allocated. vLLM calls this again when the request resumes: only the first call decides."""
+        seen = self._look(request)
+        if not isinstance(seen.part, Fetch) or seen.decided:
+            return
+        seen.decided = True
+        fetch = seen.part
+        if num_external_tokens <= 0:
+            self._counters.add("transfers", 1, "skipped")
+            self._release(fetch)
+            return
+        available = min(request.num_prompt_tokens, fetch.num_tokens or request.num_prompt_tokens)
+        start = max(0, available - num_external_tokens)
+        self._loading[request.request_id] = num_external_tokens
+        self._work.loads.append(
+            Load(
+                request_id=request.request_id,
+                transfer_id=fetch.transfer_id,
+                bootstrap_addr=fetch.bootstrap_addr,
+                engine_id=fetch.engine_id,
+                block_ids=tuple(block_ids[: cdiv(available, self._me.virtual_block_size)]),
+                start=start,
+                end=available,
+                digest=token_digest(_token_bytes(request)[: 4 * available], _adapter(request)),
+            )
+        )
+
+    def finished(
+        self, request: Request, block_ids: Sequence[int], *, handed_off: bool
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """A request ended. Returns (whether its blocks must stay, parameters for the response).
+
+        `handed_off` tells that it ended normally, by length, stop string or end-of-sequence, so its KV is complete.
+        """
+        seen = self._look(request)
+        del self._seen[request.request_id]
+        match seen.part:
+            case Fetch():
+                if not seen.decided:
+                    self._counters.add("transfers", 1, "released")
+                    self._release(seen.part)
+                elif request.request_id in self._loading:
+                    self._work.aborts.append(request.request_id)
+            case HandOff() if not seen.refused:
+                return self._hand_off(request, seen.part, block_ids, handed_off=handed_off)
+            case _:
+                pass
+        return False, None
+
+    def take_work(self) -> StepWork:
+        """Return what came up since the last step."""
+        work, self._work = self._work, StepWork()
+        return work
+
+    def has_work(self) -> bool:
+        """Tell whether the next step has something for the workers."""
+        return not self._work.is_empty()
+
+    def settle(self, report: RankReport | None, sent: Iterable[str], received: Iterable[str]) -> None:
+        """Workers reported. `sent` and `received` are requests that all ranks are done with."""
+        if report is not None:
+            self._report.sent = merge_outcomes(self._report.sent, report.sent)
+            self._report.received = merge_outcomes(self._report.received, report.received)
+        for request_id in received:
+            num_tokens = self._loading.pop(request_id, 0)
+            reason = self._report.received.pop(request_id, None)
+            if reason is None:
+                self._counters.add("tokens_received", num_tokens)
+            self._count("received", reason)
+        for request_id in sent:
+            self._pinned.discard(request_id)
+            self._count("sent", self._report.sent.pop(request_id, None))
+            self._counters.set("pinned_requests", len(self._pinned))
+
+    def _count(self, good: str, reason: Reason | None) -> None:
+        if reason is None:
+            self._counters.add("transfers", 1, good)
+        elif reason is Reason.RELEASED:
+            self._counters.add("transfers", 1, "released")
+        elif reason is Reason.CANCELLED:
+            self._counters.add("transfers", 1, "aborted")
+        else:
+            self._counters.add("transfers", 1, "failed")
+            self._counters.add("failed", 1, reason)
+
+    def _hand_off(
+        self, request: Request, part: HandOff, block_ids: Sequence[int], *, handed_off: bool
+    ) -> tuple[bool, dict[str, Any] | None]:
+        num_tokens = request.num_prompt_tokens
+        if not handed_off or request.num_computed_tokens < num_tokens or not block_ids:
+            if part.transfer_id is not None:
+                self._work.drops.append((part.transfer_id, Reason.PREFILL_ABORTED))
+                self._counters.add("failed", 1, Reason.PREFILL_ABORTED)
+                self._counters.add("transfers", 1, "failed")
+            return False, None
+        transfer_id = part.transfer_id or self._new_id()
+        self._work.holds.append(
+            Hold(
+                request_id=request.request_id,
+                transfer_id=transfer_id,
+                # vLLM may list look-ahead blocks beyond the prompt, and counts B instead of B*W when it clips.
+                block_ids=tuple(block_ids[: cdiv(num_tokens, self._me.virtual_block_size)]),
+                num_tokens=num_tokens,
+                tokens=_token_bytes(request),
+                adapter=_adapter(request),
+            )
+        )
+        self._pinned.add(request.request_id)
+        self._counters.set("pinned_requests", len(self._pinned))
+        return True, answer(transfer_id, self._me.bootstrap_addr, self._me.engine_id, num_tokens)
+
+    def _look(self, request: Request) -> _Seen:
+        """Return what is known of a request, reading its parameters the first time."""
+        seen = self._seen.get(request.request_id)
+        if seen is None:
+            seen = self._seen[request.request_id] = _Seen(self._read(request))
+            if isinstance(seen.part, HandOff) and seen.part.transfer_id is not None:
+                seen.refused = not self._use(seen.part.transfer_id, request.request_id)
+        return seen
+
+    def _read(self, request: Request) -> Plain | HandOff | Fetch:
+        """Return this engine's part. Nonsense never stops the engine: it is counted, and the request is a plain one."""
+        try:
+            part = parse(request.kv_transfer_params)
+            if isinstance(part, HandOff) and not self._me.is_producer:
+                raise ParamsError("do_remote_decode reached a kv_consumer engine: the router has the roles mixed up")
+            if isinstance(part, Fetch) and not self._me.is_consumer:
+                raise ParamsError("do_remote_prefill reached a kv_producer engine: the router has the roles mixed up")
+        except ParamsError as error:
+            logger.warning("dcp: request %s is treated as a plain one: %s", request.request_id, error)
+            self._counters.add("failed", 1, Reason.PARAMS_MALFORMED)
+            return Plain()
+        if isinstance(part, Plain) and self._me.is_consumer and not self._me.is_producer:
+            logger.info("dcp: request %s names no remote prefill: it is computed here", request.request_id)
+            self._counters.add("failed", 1, Reason.PARAMS_MISSING)
+        return part
+
+    def _use(self, transfer_id: str, request_id: str) -> bool:
+        """Remember a transfer id; return False when it was used before."""
+        now = self._clock()
+        while self._used and (len(self._used) > MAX_USED_IDS or next(iter(self._used.values())) < now):
+            self._used.popitem(last=False)
+        if transfer_id in self._used:
+            logger.warning(
+                "dcp: request %s uses transfer id %s again; its KV is not handed off", request_id, transfer_id
+            )
+            self._counters.add("failed", 1, Reason.REUSED_TRANSFER_ID)
+            return False
+        self._used[transfer_id] = now + self._used_for_s
+        return True
+
+    def _release(self, fetch: Fetch) -> None:
+        self._work.releases.append((fetch.transfer_id, fetch.bootstrap_addr, fetch.engine_id))
+
+
+def _token_bytes(request: Request) -> bytes:
+    """Return the prompt's ids as little-endian int32; empty for a prompt that was given as embeddings."""
+    return np.asarray(request.prompt_token_ids or (), dtype="<i4").tobytes()
+
+
+def _adapter(request: Request) -> str:
+    return str(request.lora_request.lora_name) if request.lora_request is not None else ""

@@ -1,0 +1,51 @@
+"""What travels between the scheduler's and the workers' instances of the connector, once per engine step."""
+
+from dataclasses import dataclass, field
+
+from dcp_connector.errors import Reason
+from dcp_connector.requests_decode import Load
+from dcp_connector.requests_prefill import Hold
+
+
+@dataclass(slots=True)
+class StepWork:
+    """Scheduler to workers: only what came up since the last step. Pickled."""
+
+    holds: list[Hold] = field(default_factory=list[Hold])
+    drops: list[tuple[str, Reason]] = field(default_factory=list[tuple[str, Reason]])
+    loads: list[Load] = field(default_factory=list[Load])
+    aborts: list[str] = field(default_factory=list[str])
+    #: transfer id, bootstrap address, engine id
+    releases: list[tuple[str, str, str | None]] = field(default_factory=list[tuple[str, str, str | None]])
+
+    def is_empty(self) -> bool:
+        """Tell whether nothing came up."""
+        return not (self.holds or self.drops or self.loads or self.aborts or self.releases)
+
+
+@dataclass(slots=True)
+class RankReport:
+    """Workers to scheduler: how requests ended on a rank, `None` for good. Merged over ranks, pickled."""
+
+    sent: dict[str, Reason | None] = field(default_factory=dict[str, "Reason | None"])
+    received: dict[str, Reason | None] = field(default_factory=dict[str, "Reason | None"])
+
+    def is_empty(self) -> bool:
+        """Tell whether no request ended."""
+        return not (self.sent or self.received)
+
+
+def worst(first: Reason | None, second: Reason | None) -> Reason | None:
+    """Return how a request ended over two ranks: a failure wins, then success, then "this rank wasn't needed"."""
+    for reason in (first, second):
+        if reason not in (None, Reason.RELEASED):
+            return reason
+    return None if None in (first, second) else Reason.RELEASED
+
+
+def merge_outcomes(first: dict[str, Reason | None], second: dict[str, Reason | None]) -> dict[str, Reason | None]:
+    """Return both ranks' outcomes as one."""
+    merged = dict(first)
+    for request_id, reason in second.items():
+        merged[request_id] = worst(merged[request_id], reason) if request_id in merged else reason
+    return merged

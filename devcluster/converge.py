@@ -1,0 +1,98 @@
+"""Makes the running processes agree with the plan: what is missing, different or silent is started anew."""
+
+import time
+from collections.abc import Sequence
+
+from devcluster import api, preflight, processes
+from devcluster.components import APISERVER, CONTAINERD, ETCD, Component
+from devcluster.errors import DevClusterError
+from devcluster.files import write_text
+from devcluster.paths import ClusterPaths
+from devcluster.progress import Log
+from devcluster.shell import last_words
+
+# A component that says nothing for this long while its process lives is restarted. Generous: beside several engines two
+# cores answer late, and to restart an API server that is only slow would make things worse.
+_SILENCE_S = 20.0
+_FIRST_ANSWER_S = 90.0
+# The others exit when they find no API server, and that one waits for its store.
+_WAVES = ((ETCD, CONTAINERD), (APISERVER,), ())
+
+
+def converge(paths: ClusterPaths, plan: Sequence[Component], log: Log) -> list[str]:
+    """Start what needs it and wait until everything answers. Returns the names of what was started."""
+    records = processes.load_records(paths.records)
+    due = [component for component in plan if _reason_to_start(paths, component, records, log)]
+    processes.stop([records[component.name] for component in reversed(due) if component.name in records], grace_s=5)
+    preflight.check_ports(component.name for component in due)
+    first, second = _WAVES[0], _WAVES[1]
+    waves = (
+        [component for component in due if component.name in first],
+        [component for component in due if component.name in second],
+        [component for component in due if component.name not in first + second],
+    )
+    for wave in waves:
+        for component in wave:
+            _start(paths, component)
+        for component in wave:
+            _wait_for_answer(paths, component)
+        if wave:
+            log(f"{', '.join(component.name for component in wave)}: running")
+    return [component.name for component in due]
+
+
+def _reason_to_start(
+    paths: ClusterPaths, component: Component, records: dict[str, processes.ProcessRecord], log: Log
+) -> str:
+    record = records.get(component.name)
+    if record is None:
+        return "it has not been started"
+    if not processes.is_alive(record):
+        reason = "its process is gone"
+    elif record.digest != component.digest:
+        reason = "its configuration has changed"
+    elif _silent(paths, component):
+        reason = f"it has not answered for {_SILENCE_S:.0f} s"
+    else:
+        return ""
+    log(f"restarting {component.name}: {reason}")
+    return reason
+
+
+def _silent(paths: ClusterPaths, component: Component) -> bool:
+    deadline = time.monotonic() + _SILENCE_S
+    while not api.answers(paths, component.health):
+        if time.monotonic() > deadline:
+            return True
+        time.sleep(0.2)
+    return False
+
+
+def _start(paths: ClusterPaths, component: Component) -> None:
+    for path, text in component.files.items():
+        write_text(path, text)
+    log_file = paths.logs / f"{component.name}.log"
+    processes.start(component.name, component.argv, component.digest, log_file, paths.records, {})
+
+
+def _wait_for_answer(paths: ClusterPaths, component: Component) -> None:
+    deadline = time.monotonic() + _FIRST_ANSWER_S
+    while not api.answers(paths, component.health):
+        check_alive(paths, [component])
+        if time.monotonic() > deadline:
+            raise DevClusterError(
+                f"{component.name} has not answered at {component.health} within {_FIRST_ANSWER_S:.0f} s; "
+                f"see {paths.logs / f'{component.name}.log'}"
+            )
+        time.sleep(0.05)
+
+
+def check_alive(paths: ClusterPaths, plan: Sequence[Component]) -> None:
+    """Refuse to wait longer when a component has ended; the message holds its last words."""
+    records = processes.load_records(paths.records)
+    for component in plan:
+        record = records.get(component.name)
+        if record is None or not processes.is_alive(record):
+            log_file = paths.logs / f"{component.name}.log"
+            text = log_file.read_text(errors="replace") if log_file.exists() else ""
+            raise DevClusterError(f"{component.name} ended right after its start: {last_words(text)} (log: {log_file})")

@@ -1,0 +1,175 @@
+"""The CustomResourceDefinition, generated from the models: they are the only place where the API is written down.
+
+A JSON schema of pydantic becomes a structural schema of Kubernetes: references are inlined, optional values lose their
+null, a value of int or string is marked so, and free-form maps keep what they hold. Defaults of the models become
+defaults of the CRD, so that an object reads back complete.
+"""
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from dcp_operator.api.base import GROUP, KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION
+from dcp_operator.api.cel import cel_rules
+from dcp_operator.api.spec import Spec
+from dcp_operator.api.status import Status
+
+#: Keywords that mean the same in both dialects.
+_KEPT = ("type", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength", "maxItems", "format")
+
+_COLUMNS: list[dict[str, Any]] = [
+    {"name": "Model", "type": "string", "jsonPath": ".spec.model.uri"},
+    {"name": "Ready", "type": "string", "jsonPath": '.status.conditions[?(@.type=="Ready")].status'},
+    {
+        "name": "Prefill",
+        "type": "integer",
+        "jsonPath": ".status.prefill.readyReplicas",
+        "description": "Prefill engines that are ready.",
+    },
+    {
+        "name": "Decode",
+        "type": "integer",
+        "jsonPath": ".status.decode.readyReplicas",
+        "description": "Decode engines that are ready.",
+    },
+    {
+        "name": "TP/DCP",
+        "type": "string",
+        "jsonPath": ".status.parallelism",
+        "description": "Tensor and decode context size, prefill -> decode.",
+    },
+    {"name": "Reason", "type": "string", "jsonPath": '.status.conditions[?(@.type=="Ready")].reason'},
+    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+]
+
+
+def crd() -> dict[str, Any]:
+    """Return the CustomResourceDefinition as a manifest. Equal calls give equal values, key order included."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"{PLURAL}.{GROUP}",
+            "labels": {"app.kubernetes.io/name": "dcp-disagg", "app.kubernetes.io/component": "crd"},
+        },
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": SINGULAR,
+                "shortNames": [SHORT_NAME],
+                "categories": ["all"],
+            },
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": _COLUMNS,
+                    "schema": {"openAPIV3Schema": _object_schema()},
+                }
+            ],
+        },
+    }
+
+
+def _object_schema() -> dict[str, Any]:
+    spec = structural_schema(Spec, with_defaults=True)
+    spec["x-kubernetes-validations"] = cel_rules()
+    return {
+        "type": "object",
+        "description": "Serves one large language model with prefill and decode on separate engines, the decode side's "
+        "KV cache sharded over ranks by decode context parallelism.",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {
+                "type": "string",
+                "description": "Version of this API: dcpdisagg.io/v1alpha1.",
+            },
+            "kind": {"type": "string", "description": "DCPDisaggDeployment."},
+            "metadata": {"type": "object"},
+            "spec": spec,
+            # The operator writes status field by field: nothing is filled in behind its back.
+            "status": structural_schema(Status, with_defaults=False),
+        },
+    }
+
+
+def structural_schema(model: type[BaseModel], *, with_defaults: bool) -> dict[str, Any]:
+    """Return the structural schema of a model."""
+    schema = model.model_json_schema(by_alias=True)
+    return _Translator(schema.get("$defs", {}), with_defaults=with_defaults).translate(schema)
+
+
+class _Translator:
+    def __init__(self, definitions: dict[str, Any], *, with_defaults: bool) -> None:
+        self._definitions = definitions
+        self._with_defaults = with_defaults
+
+    def translate(self, source: dict[str, Any]) -> dict[str, Any]:
+        """Translate one schema node; a description beside a reference wins over that of the referenced model."""
+        node = self._inline(source)
+        result: dict[str, Any] = {}
+        if "description" in node:
+            result["description"] = node["description"]
+        result.update(self._branches(node) if "anyOf" in node else self._plain(node))
+        if "const" in node:
+            result["enum"] = [node["const"]]
+        result.update({key: value for key, value in node.items() if key.startswith("x-kubernetes-")})
+        if self._with_defaults and node.get("default") is not None:
+            result["default"] = node["default"]
+        return result
+
+    def _inline(self, node: dict[str, Any]) -> dict[str, Any]:
+        """Replace a reference by what it names, and an optional value by the value."""
+        outer = {key: value for key, value in node.items() if key not in ("$ref", "anyOf")}
+        if "anyOf" in node:
+            real = [branch for branch in node["anyOf"] if branch.get("type") != "null"]
+            if len(real) > 1:
+                return {**outer, "anyOf": real}
+            return self._inline({**real[0], **outer})
+        if "$ref" in node:
+            target = self._definitions[node["$ref"].removeprefix("#/$defs/")]
+            return self._inline({**target, **outer})
+        return node
+
+    def _branches(self, node: dict[str, Any]) -> dict[str, Any]:
+        """Translate a value that is a whole number or a string; the only union that the API uses."""
+        number, text = sorted(node["anyOf"], key=lambda branch: str(branch["type"]))
+        if (number["type"], text["type"]) != ("integer", "string"):
+            raise TypeError(f"a structural schema has no union of {number['type']} and {text['type']}")
+        return {
+            "x-kubernetes-int-or-string": True,
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            **{key: number[key] for key in ("minimum", "maximum") if key in number},
+            "pattern": text["pattern"],
+            "maxLength": 8,
+        }
+
+    def _plain(self, node: dict[str, Any]) -> dict[str, Any]:
+        result = {key: node[key] for key in _KEPT if key in node}
+        if node.get("type") == "array":
+            result["items"] = self.translate(node["items"])
+            result["x-kubernetes-list-type"] = "atomic"
+        if node.get("type") == "object":
+            result.update(self._properties(node))
+        return result
+
+    def _properties(self, node: dict[str, Any]) -> dict[str, Any]:
+        if "properties" not in node:
+            return {"x-kubernetes-preserve-unknown-fields": True}
+        properties = {name: self.translate(field) for name, field in node["properties"].items()}
+        required = [name for name in node.get("required", []) if name in properties]
+        result: dict[str, Any] = {"properties": properties}
+        if required:
+            result["required"] = required
+        if self._with_defaults:
+            for name, field in properties.items():
+                # An absent map of defaults must be filled in too, or its own defaults never are.
+                if name not in required and "properties" in field and "required" not in field:
+                    field["default"] = {}
+        return result

@@ -1,0 +1,37 @@
+"""Spec to manifests: pure, in a fixed order, the same for the reconciler and for `dcpctl render`."""
+
+from dcp_operator.api.spec import Spec
+from dcp_operator.build.engine import build_engine
+from dcp_operator.build.merge import Manifest, TemplateError
+from dcp_operator.build.objects import Context
+from dcp_operator.build.router import build_router
+from dcp_operator.build.router_access import build_role, build_role_binding, build_service_account
+from dcp_operator.build.secret import build_key_secret
+from dcp_operator.build.service import build_service
+from dcp_operator.build.workload import revision_of
+from dcp_operator.settings import Role
+
+__all__ = ["Context", "Manifest", "TemplateError", "render", "render_context", "revision_of"]
+
+
+def render(name: str, namespace: str, spec: Spec, *, operator_image: str, uid: str | None = None) -> list[Manifest]:
+    """Return every manifest of an object, in the order in which they are applied.
+
+    Raises TemplateError for a pod template that can't be merged, pydantic.ValidationError for a connector option that
+    doesn't exist.
+    """
+    return render_context(Context(name=name, namespace=namespace, spec=spec, operator_image=operator_image, uid=uid))
+
+
+def render_context(context: Context) -> list[Manifest]:
+    """Return every manifest of an object: what pods refer to comes before the pods, the way in comes last."""
+    revision = revision_of(context)
+    return [
+        build_key_secret(context),
+        build_service_account(context),
+        build_role(context),
+        build_role_binding(context),
+        *(build_engine(context, role, revision) for role in Role),
+        build_router(context, revision),
+        build_service(context),
+    ]

@@ -1,0 +1,99 @@
+"""Pod template of the request router, vllm-router 0.1.17.
+
+Its serial flow ("nixl") is the one that works with Kubernetes discovery: prefill's answer carries everything that
+decode needs. The selectors name the revision, so a router never pairs engines of two revisions.
+"""
+
+from dcp_connector.config import ConnectorConfig
+from dcp_operator import names
+from dcp_operator.build.engine_args import connector_config
+from dcp_operator.build.engine_pod import OPERATOR_UID, restricted
+from dcp_operator.build.merge import Manifest, merge
+from dcp_operator.build.objects import Context
+from dcp_operator.settings import Role
+
+_GRACE_S = 60
+
+
+def router_pod_template(context: Context, revision: str) -> Manifest:
+    """Return the pod template of a revision's routers, without the revision's label."""
+    path = "spec.router.template"
+    merged = merge(_defaults(), context.spec.router.template, path)
+    return merge(merged, _owned(context, revision), path)
+
+
+def router_args(name: str, namespace: str, revision: str, config: ConnectorConfig) -> list[str]:
+    """Return the router's arguments."""
+
+    def pairs(role: Role) -> list[str]:
+        return [f"{key}={value}" for key, value in sorted(names.selector(name, role, revision).items())]
+
+    return [
+        "--host=0.0.0.0",
+        f"--port={names.PORT_ROUTER}",
+        "--vllm-pd-disaggregation",
+        "--kv-connector=nixl",
+        "--service-discovery",
+        f"--service-discovery-port={config.api_port}",
+        f"--service-discovery-namespace={namespace}",
+        "--prefill-selector",
+        *pairs(Role.PREFILL),
+        "--decode-selector",
+        *pairs(Role.DECODE),
+        # Prompts that begin alike go to the prefill engine that has their prefix; decode engines share the load evenly.
+        "--prefill-policy=cache_aware",
+        "--decode-policy=round_robin",
+        "--health-check-endpoint=/health",
+        "--health-check-interval-secs=10",
+        "--worker-startup-check-interval=2",
+        "--prometheus-host=0.0.0.0",
+        f"--prometheus-port={names.PORT_ROUTER_METRICS}",
+    ]
+
+
+def _defaults() -> Manifest:
+    main: Manifest = {
+        "name": names.CONTAINER_MAIN,
+        "command": ["vllm-router"],
+        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}},
+        "securityContext": restricted(uid=OPERATOR_UID),
+        # 200 only while both roles have a healthy engine: the object's Service then sends it requests.
+        "readinessProbe": _probe("/readiness", periodSeconds=2, failureThreshold=2, timeoutSeconds=2),
+        "livenessProbe": _probe("/health", periodSeconds=10, failureThreshold=6, timeoutSeconds=5),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [{"name": names.VOLUME_TMP, "mountPath": "/tmp"}],  # noqa: S108 - a path in the container
+    }
+    return {
+        "metadata": {},
+        "spec": {
+            "terminationGracePeriodSeconds": _GRACE_S,
+            "containers": [main],
+            "volumes": [{"name": names.VOLUME_TMP, "emptyDir": {}}],
+        },
+    }
+
+
+def _owned(context: Context, revision: str) -> Manifest:
+    main: Manifest = {
+        "name": names.CONTAINER_MAIN,
+        "image": context.operator_image,
+        "imagePullPolicy": context.pull_policy,
+        "args": router_args(context.name, context.namespace, revision, connector_config(context.spec)),
+        "ports": [
+            {"name": names.PORT_NAME_HTTP, "containerPort": names.PORT_ROUTER, "protocol": "TCP"},
+            {"name": names.PORT_NAME_METRICS, "containerPort": names.PORT_ROUTER_METRICS, "protocol": "TCP"},
+        ],
+    }
+    return {
+        "metadata": {"labels": names.labels(context.name, names.ROUTER)},
+        "spec": {
+            # Without its own ServiceAccount the router can't list pods, and then it knows no engine.
+            "serviceAccountName": names.router_account(context.name),
+            "automountServiceAccountToken": True,
+            "containers": [main],
+        },
+    }
+
+
+def _probe(path: str, **timing: int) -> Manifest:
+    return {"httpGet": {"path": path, "port": names.PORT_NAME_HTTP, "scheme": "HTTP"}, "successThreshold": 1, **timing}

@@ -1,0 +1,174 @@
+"""What the cluster holds for one object: a frozen snapshot that decisions are taken from."""
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+from dcp_operator import names
+from dcp_operator.kinds import DEPLOYMENT, SECRET, Ref, ref_of
+from dcp_operator.settings import Role
+
+Body = dict[str, Any]
+
+#: metadata and status that change without anything of ours having changed.
+_VOLATILE = frozenset({"resourceVersion", "managedFields", "generation", "creationTimestamp"})
+
+
+def section(body: Body, *path: str) -> Body:
+    """Return the mapping at a path, empty where it or anything on the way is absent."""
+    for key in path:
+        body = cast("Body", body.get(key) or {})
+    return body
+
+
+def entries(body: Body, *path: str) -> list[Body]:
+    """Return the list of mappings at a path, empty where it or anything on the way is absent."""
+    return cast("list[Body]", section(body, *path[:-1]).get(path[-1]) or [])
+
+
+class Key(NamedTuple):
+    """One DCPDisaggDeployment: the key of queues and caches."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """One object that the operator made, or one that has the name of such an object."""
+
+    body: Body = field(repr=False)
+
+    @property
+    def ref(self) -> Ref:
+        """Kind and name."""
+        return ref_of(self.body)
+
+    @property
+    def uid(self) -> str:
+        """metadata.uid."""
+        return self.body["metadata"].get("uid", "")
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """metadata.labels."""
+        return section(self.body, "metadata", "labels")
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        """metadata.annotations."""
+        return section(self.body, "metadata", "annotations")
+
+    @property
+    def revision(self) -> str | None:
+        """The revision that it belongs to, for workloads."""
+        return self.labels.get(names.LABEL_REVISION)
+
+    @property
+    def component(self) -> str | None:
+        """prefill, decode or router, for workloads and pods."""
+        return self.labels.get(names.LABEL_ROLE)
+
+    @property
+    def is_deleting(self) -> bool:
+        """Whether Kubernetes is removing it already."""
+        return "deletionTimestamp" in self.body["metadata"]
+
+    def belongs_to(self, uid: str) -> bool:
+        """Whether the object with this uid is its controller."""
+        owners = entries(self.body, "metadata", "ownerReferences")
+        return any(owner.get("controller") and owner.get("uid") == uid for owner in owners)
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What the API server made of a manifest: applying the same to the same again changes nothing."""
+
+    desired: str
+    essence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Everything read about one object; bodies are as the API server sent them."""
+
+    body: Body = field(repr=False)
+    children: Mapping[Ref, Child] = field(default_factory=dict[Ref, Child])
+    pods: tuple[Body, ...] = field(default=(), repr=False)
+    #: Key of the control channel as it was seen last, base64: restored when the Secret is deleted.
+    remembered_key: str | None = field(default=None, repr=False)
+    settled: Mapping[Ref, Settled] = field(default_factory=dict[Ref, Settled], repr=False)
+
+    @property
+    def key(self) -> Key:
+        """Namespace and name."""
+        return Key(self.body["metadata"]["namespace"], self.body["metadata"]["name"])
+
+    @property
+    def uid(self) -> str:
+        """metadata.uid."""
+        return self.body["metadata"]["uid"]
+
+    @property
+    def generation(self) -> int:
+        """metadata.generation: rises with every change of the spec."""
+        return self.body["metadata"].get("generation", 0)
+
+    @property
+    def is_deleting(self) -> bool:
+        """Whether the object itself is being removed."""
+        return "deletionTimestamp" in self.body["metadata"]
+
+    @property
+    def status(self) -> Body:
+        """The status as it is stored."""
+        return section(self.body, "status")
+
+    def workloads(self) -> list[Child]:
+        """Return this object's Deployments of all revisions, in a fixed order."""
+        found = [child for ref, child in self.children.items() if ref.kind == DEPLOYMENT.kind]
+        return sorted((child for child in found if child.belongs_to(self.uid)), key=lambda child: child.ref)
+
+    def workload(self, component: str, revision: str) -> Child | None:
+        """Return one revision's Deployment of a component, if it exists and is this object's."""
+        child = self.children.get(Ref(DEPLOYMENT.kind, names.workload(self.key.name, component, revision)))
+        return child if child is not None and child.belongs_to(self.uid) else None
+
+    def live_replicas(self, revision: str) -> dict[Role, int]:
+        """Return the replicas that the engines' Deployments of a revision have now, without regard to the spec."""
+        found = {role: self.workload(role, revision) for role in Role}
+        return {role: child.body["spec"].get("replicas", 1) for role, child in found.items() if child is not None}
+
+    def kv_key(self) -> str | None:
+        """Return the control channel's key as base64: the Secret's, else the one seen last."""
+        child = self.children.get(Ref(SECRET.kind, names.key_secret(self.key.name)))
+        if child is not None and child.belongs_to(self.uid):
+            stored = stored_key(child.body)
+            if stored is not None:
+                return stored
+        return self.remembered_key
+
+
+def stored_key(secret: Body) -> str | None:
+    """Return the key in a Secret as base64, or None where it is missing or blank."""
+    value: str | None = section(secret, "data").get(names.SECRET_KEY)
+    try:
+        return value if value and base64.b64decode(value).strip() else None
+    except (binascii.Error, ValueError):
+        return None
+
+
+def essence(body: Body) -> Body:
+    """Return an object without what changes by itself: two equal essences are the same object to the operator."""
+    metadata = {key: value for key, value in body["metadata"].items() if key not in _VOLATILE}
+    rest = {key: value for key, value in body.items() if key not in ("metadata", "status")}
+    if body.get("kind") == DEPLOYMENT.kind:
+        annotations = section(metadata, "annotations")
+        # Counted up by Kubernetes with every change of the template.
+        metadata["annotations"] = {k: v for k, v in annotations.items() if k != "deployment.kubernetes.io/revision"}
+    return {**rest, "metadata": metadata}

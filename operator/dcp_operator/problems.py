@@ -1,0 +1,189 @@
+"""Why pods are not ready, read from what Kubernetes says about them and put into words with what to do."""
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from dcp_operator import names
+from dcp_operator.observed import Body, entries, section
+from dcp_operator.reasons import Problem, Reason
+from dcp_operator.workloads import ComponentState, is_ready
+
+_PULL_REASONS: Final = frozenset({"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName"})
+_REFUSED_REASONS: Final = frozenset(
+    {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError"}
+)
+#: Retries alternate between two texts for one cause; without what differs the message stays the same.
+_PULL_NOISE: Final = re.compile(r'^(Back-off pulling image "[^"]*": )?(ErrImagePull: )?')
+_ERROR_LINE: Final = re.compile(r"(^|[\s(])([A-Za-z_.]*(Error|Exception|Exit)\b|error:|fatal:|cannot |No such)")
+#: vLLM's parent process ends with this; the cause is said before.
+_FOLLOW_UP: Final = "Engine core initialization failed"
+_NO_CONNECTOR: Final = re.compile(r"No module named '?dcp_connector")
+_MAX_WORDS: Final = 400
+
+
+def component_problem(state: ComponentState, namespace: str) -> Problem | None:
+    """Return the worst of what keeps a component from being complete, None if nothing does."""
+    if state.is_complete:
+        return None
+    if state.deployment is not None:
+        refused = _refused_pods(state.deployment.body, state.component)
+        if refused is not None and state.replicas < state.wanted:
+            return refused
+    found = [problem for pod in state.pods if (problem := pod_problem(pod, state.component, namespace)) is not None]
+    if found:
+        worst = min(found, key=lambda problem: problem.reason.rank)
+        return Problem(worst.reason, f"{state.ready} of {state.wanted} ready; {worst.message}")
+    return Problem(
+        Reason.PODS_PENDING,
+        f"{state.ready} of {state.wanted} {state.component} pods are ready; Kubernetes is making or replacing pods",
+    )
+
+
+def pod_problem(pod: Body, component: str, namespace: str) -> Problem | None:
+    """Return why a pod is not ready, None if it is."""
+    if is_ready(pod):
+        return None
+    name = pod["metadata"]["name"]
+    status = section(pod, "status")
+    containers = list(_containers(status))
+    checks = (
+        _pull_problem(name, containers),
+        _refused_problem(name, containers),
+        _crash_problem(name, containers, namespace),
+        _unschedulable(name, status),
+        _not_answering(name, status, component, namespace),
+    )
+    for problem in checks:
+        if problem is not None:
+            return problem
+    return Problem(Reason.PODS_PENDING, f"pod {name} is being set up on its node (volumes, network, images)")
+
+
+def _containers(status: Body) -> Iterable[tuple[Body, bool]]:
+    """Return the states of init containers, then of containers; the flag marks the former."""
+    for entry in entries(status, "initContainerStatuses"):
+        yield entry, True
+    for entry in entries(status, "containerStatuses"):
+        yield entry, False
+
+
+def _pull_problem(name: str, containers: list[tuple[Body, bool]]) -> Problem | None:
+    for entry, _ in containers:
+        waiting = _waiting(entry)
+        if waiting.get("reason") in _PULL_REASONS:
+            words = _PULL_NOISE.sub("", waiting.get("message") or waiting["reason"])
+            return Problem(
+                Reason.IMAGE_PULL_FAILED,
+                f"pod {name} can't get the image {entry.get('image')} of container {entry['name']}: {_cut(words)}. "
+                "Check the image's name and the pull secrets (template.spec.imagePullSecrets)",
+            )
+    return None
+
+
+def _refused_problem(name: str, containers: list[tuple[Body, bool]]) -> Problem | None:
+    for entry, _ in containers:
+        waiting = _waiting(entry)
+        if waiting.get("reason") in _REFUSED_REASONS:
+            words = _cut(waiting.get("message") or waiting["reason"])
+            return Problem(Reason.CONTAINER_REFUSED, f"pod {name} can't start its container {entry['name']}: {words}")
+    return None
+
+
+def _crash_problem(name: str, containers: list[tuple[Body, bool]], namespace: str) -> Problem | None:
+    for entry, is_init in containers:
+        ended = _failed_end(entry)
+        if ended is None or (is_init and entry.get("ready")):
+            continue
+        message: str = ended.get("message") or ""
+        words = last_words(message) or f"exit code {ended.get('exitCode')}, reason {ended.get('reason', 'unknown')}"
+        container = entry["name"]
+        is_connector = is_init and container == names.CONTAINER_CONNECTOR
+        if is_connector or _NO_CONNECTOR.search(message):
+            cure = (
+                "the operator image must hold the connector; check the operator's own image"
+                if is_connector
+                else "use an engine image that has dcp_connector installed, or set kvConnector.delivery to Inject"
+            )
+            return Problem(
+                Reason.CONNECTOR_MISSING,
+                f"the KV connector is missing in pod {name}, container {container}: {words}. What to do: {cure}",
+            )
+        log = f"kubectl -n {namespace} logs {name} -c {container} --previous"
+        return Problem(
+            Reason.CRASH_LOOP,
+            f"container {container} of pod {name} failed with exit code {ended.get('exitCode')} after "
+            f"{_count(entry.get('restartCount', 0), 'restart')}: {words}. The whole log: {log}",
+        )
+    return None
+
+
+def _unschedulable(name: str, status: Body) -> Problem | None:
+    for condition in entries(status, "conditions"):
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            words = _cut(condition.get("message") or condition.get("reason") or "no reason given")
+            return Problem(
+                Reason.UNSCHEDULABLE,
+                f"no node can take pod {name}: {words} Free or add what is missing, or ask for less",
+            )
+    return None
+
+
+def _not_answering(name: str, status: Body, component: str, namespace: str) -> Problem | None:
+    running = [entry for entry, is_init in _containers(status) if not is_init and "running" in section(entry, "state")]
+    main = next((entry for entry in running if entry["name"] == names.CONTAINER_MAIN), None)
+    if main is None:
+        return None
+    if component == names.ROUTER:
+        return Problem(
+            Reason.WAITING_FOR_ENGINES,
+            f"router pod {name} runs and waits for a ready engine of each role of its revision",
+        )
+    if not main.get("started"):
+        return Problem(Reason.STARTING, f"the engine in pod {name} is starting: it loads the model and opens its ports")
+    return Problem(
+        Reason.PROBE_FAILED,
+        f"the engine in pod {name} has started and its readiness probe fails: engine or KV connector does not answer. "
+        f"See kubectl -n {namespace} describe pod {name}",
+    )
+
+
+def _refused_pods(deployment: Body, component: str) -> Problem | None:
+    """Return why Kubernetes makes no pods: a quota, a limit range, pod security."""
+    for condition in entries(deployment, "status", "conditions"):
+        if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
+            words = _cut(condition.get("message") or condition.get("reason") or "no reason given")
+            return Problem(Reason.PODS_REFUSED, f"Kubernetes refuses to make {component} pods: {words}")
+    return None
+
+
+def last_words(message: str) -> str:
+    """Return the line of a container's last output that says most: the last that names an error, else the last."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    errors = [line for line in lines if _ERROR_LINE.search(line)]
+    causes = [line for line in errors if _FOLLOW_UP not in line]
+    chosen = causes or errors or lines
+    return _cut(chosen[-1]) if chosen else ""
+
+
+def _failed_end(entry: Body) -> Body | None:
+    """Return how a container ended if it failed and has not recovered. A restart that runs is not yet a recovery."""
+    last = section(entry, "lastState", "terminated")
+    for ended in (section(entry, "state", "terminated"), last):
+        if ended.get("exitCode", 0) != 0:
+            return ended
+    # An engine that ends by itself without an error is in a loop all the same.
+    return last if last and _waiting(entry).get("reason") == "CrashLoopBackOff" else None
+
+
+def _waiting(entry: Body) -> Body:
+    return section(entry, "state", "waiting")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _cut(words: str) -> str:
+    text = " ".join(words.split())
+    return text if len(text) <= _MAX_WORDS else text[: _MAX_WORDS - 3] + "..."

@@ -1,0 +1,60 @@
+"""The closed list of reasons: the same word in a condition, an event and a log line."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """Why a condition has its status. Members are ordered: of several problems the first one here is reported."""
+
+    # What keeps the operator from acting on the spec at all.
+    INVALID_SPEC = "InvalidSpec"
+    # What keeps it from writing.
+    PERMISSION_DENIED = "PermissionDenied"
+    NAME_TAKEN = "NameTaken"
+    APPLY_REJECTED = "ApplyRejected"
+    API_UNAVAILABLE = "ApiUnavailable"
+    # What keeps pods from existing, starting, or answering.
+    PODS_REFUSED = "PodsRefused"
+    CONNECTOR_MISSING = "ConnectorMissing"
+    IMAGE_PULL_FAILED = "ImagePullFailed"
+    CONTAINER_REFUSED = "ContainerRefused"
+    CRASH_LOOP = "CrashLoop"
+    POD_FAILED = "PodFailed"
+    UNSCHEDULABLE = "Unschedulable"
+    PROBE_FAILED = "ProbeFailed"
+    SCALED_TO_ZERO = "ScaledToZero"
+    # What takes its time.
+    STARTING = "Starting"
+    PODS_PENDING = "PodsPending"
+    WAITING_FOR_ENGINES = "WaitingForEngines"
+    ROLLING_OUT = "RollingOut"
+    # What is unknown.
+    MODEL_UNKNOWN = "ModelUnknown"
+    # What is well.
+    RULES_PASSED = "RulesPassed"
+    PODS_READY = "PodsReady"
+    ROLLED_OUT = "RolledOut"
+    SERVING = "Serving"
+
+    @property
+    def rank(self) -> int:
+        """Position in the list; lower is reported first."""
+        return _RANKS[self]
+
+    @property
+    def is_progress(self) -> bool:
+        """Whether waiting is all that is needed."""
+        return self in _PROGRESS
+
+
+_RANKS = {reason: index for index, reason in enumerate(Reason)}
+_PROGRESS = frozenset({Reason.STARTING, Reason.PODS_PENDING, Reason.WAITING_FOR_ENGINES, Reason.ROLLING_OUT})
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is not as it should be: the reason, and in words what was found, why, and what to do."""
+
+    reason: Reason
+    message: str

@@ -1,0 +1,35 @@
+"""Which revisions may go: the new one is made beside the old, and the old goes when the new one has taken over."""
+
+from dcp_operator.observed import Observed
+from dcp_operator.workloads import revision_is_complete, revision_serves, revision_states
+
+
+def revisions(observed: Observed) -> list[str]:
+    """Return the revisions that have a workload, oldest first."""
+    born: dict[str, tuple[str, str]] = {}
+    for child in observed.workloads():
+        revision = child.revision
+        if revision is not None and not child.is_deleting:
+            age = (child.body["metadata"].get("creationTimestamp", ""), revision)
+            born[revision] = min(born.get(revision, age), age)
+    return sorted(born, key=lambda revision: born[revision])
+
+
+def serving_revisions(observed: Observed) -> list[str]:
+    """Return the revisions that answer requests, oldest first."""
+    return [revision for revision in revisions(observed) if revision_serves(revision_states(observed, revision))]
+
+
+def retired_revisions(observed: Observed, update: str) -> dict[str, str]:
+    """Return the revisions whose workloads are to be deleted, each with why.
+
+    All but `update` once that one is complete. Before, only what never came up while another old revision serves: it
+    would hold the accelerators that the update needs. The last revision that could serve again is never given up.
+    """
+    old = [revision for revision in revisions(observed) if revision != update]
+    if revision_is_complete(revision_states(observed, update)):
+        return dict.fromkeys(old, f"replaced by revision {update}")
+    serving = serving_revisions(observed)
+    if not any(revision in serving for revision in old):
+        return {}
+    return {revision: "does not serve, and another revision does" for revision in old if revision not in serving}

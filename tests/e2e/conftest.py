@@ -1,0 +1,40 @@
+"""Fixtures of the end-to-end tests: the line in the local cluster, and engines outside it."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from devcluster import release, startup
+from devcluster.engine import environment
+from devcluster.files import locked
+from devcluster.paths import this_cache
+from devcluster.progress import Progress
+from devcluster.tools import Tools
+from devcluster.workloads import models_claim
+from tests.support.engines import engine_pool
+from tests.support.line import Line
+
+__all__ = ["engine_pool", "line"]
+
+_NAMESPACE = "dcp-e2e"
+
+
+@pytest.fixture(scope="session")
+def line() -> Iterator[Line]:
+    """The running cluster with this checkout's operator installed, and an empty namespace that holds the models."""
+    cache, log = this_cache(), Progress()
+    with locked(cache.locks / "cluster.lock", log, "the local cluster"):
+        startup.up(cache, log, lambda: environment.ensure_engine_environment(cache.root, log))
+    models = environment.ensure_models(cache.root, log)
+    release.load_operator_image(cache, log)
+    tools = Tools(cache)
+    release.install(tools, log)
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": _NAMESPACE}}
+    around = {"apiVersion": "v1", "kind": "List", "items": [namespace, *models_claim(_NAMESPACE, models)]}
+    tools.kubectl("apply", "-f", "-", stdin=json.dumps(around))
+    try:
+        yield Line(tools, _NAMESPACE, log)
+    finally:
+        tools.kubectl("delete", "namespace", _NAMESPACE, "--ignore-not-found", timeout_s=180)
+        tools.kubectl("delete", "persistentvolume", f"dcp-models-{_NAMESPACE}", "--ignore-not-found")

@@ -1,0 +1,192 @@
+"""Starts and stops CPU engines as processes of this machine, for tests that need no cluster.
+
+    pool.get(EngineSpec(tensor=2, dcp=2, interleave=8)).url
+
+An engine takes about 20 s to start and 2 to 3 GB, so tests share them through `EnginePool`, which keeps at most two.
+"""
+
+import json
+import os
+import socket
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from dcp_connector.config import SECRET_FILE_ENV, ConnectorConfig, kv_transfer_config
+from devcluster.engine import ensure_engine_environment, ensure_models, profile
+from devcluster.paths import CHECKOUT, find_cache
+from tests.support.completions import complete_all
+from tests.support.process_groups import ProcessGroup
+
+__all__ = ["EnginePool", "EngineSpec", "RunningEngine", "engine_pool", "running_engine"]
+
+START_TIMEOUT_S = 240.0
+_HOST = "127.0.0.1"
+_SECRET = "0123456789abcdef0123456789abcdef"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """What an engine is. Equal specs mean the same engine."""
+
+    model: str = "tiny-mqa"
+    tensor: int = 1
+    dcp: int = 1
+    interleave: int = 1
+    #: With a role the engine runs the connector; its ports are chosen when it starts.
+    role: Literal["kv_producer", "kv_consumer"] | None = None
+    load_failure_policy: Literal["recompute", "fail"] = "fail"
+    #: Fields of ConnectorConfig, as (name, value) pairs.
+    connector: tuple[tuple[str, Any], ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    args: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        layout = f"tp{self.tensor}-dcp{self.dcp}-i{self.interleave}" if self.dcp > 1 else f"tp{self.tensor}"
+        return f"{self.model}-{layout}" + (f"-{self.role}" if self.role else "")
+
+
+@dataclass(frozen=True, slots=True)
+class RunningEngine:
+    """An engine that was started; `wait` says when it serves."""
+
+    spec: EngineSpec
+    url: str
+    bootstrap_url: str | None
+    group: ProcessGroup
+
+    def wait(self, timeout_s: float = START_TIMEOUT_S) -> "RunningEngine":
+        """Return when the engine is healthy, and its connector too if it has one."""
+        self.group.wait_for_http(f"{self.url}/health", timeout_s)
+        if self.bootstrap_url:
+            self.group.wait_for_http(f"{self.bootstrap_url}/readyz", 60.0)
+        return self
+
+    def log(self) -> str:
+        """What the engine has written so far."""
+        return self.group.log_file.read_text(errors="replace")
+
+
+def start_engine(spec: EngineSpec, folder: Path) -> RunningEngine:
+    """Start an engine without waiting for it. `folder` receives its log and its secret."""
+    cache = find_cache(os.environ).root
+    environment = ensure_engine_environment(cache, print)
+    models = ensure_models(cache, print)
+    port, bootstrap_port = _free_ports(2)
+    command = [str(environment / "bin" / "python3"), "-m", profile.API_SERVER]
+    command += profile.arguments(
+        models / spec.model,
+        served_model_name="tiny",
+        host=_HOST,
+        port=port,
+        tensor=spec.tensor,
+        dcp=spec.dcp,
+        interleave=spec.interleave,
+    )
+    variables = {**os.environ, **profile.environment(environment), "VLLM_HOST_IP": _HOST}
+    variables.pop("PYTHONPATH", None)
+    if spec.role:
+        secret = folder / "secret"
+        secret.write_text(_SECRET)
+        options = {"mooncake_protocol": "tcp", "bootstrap_port": bootstrap_port, "api_port": port}
+        config = ConnectorConfig(**{**options, **dict(spec.connector)})
+        transfer = kv_transfer_config(spec.role, config, load_failure_policy=spec.load_failure_policy)
+        command.append(f"--kv-transfer-config={json.dumps(transfer)}")
+        variables |= {
+            "PYTHONPATH": str(CHECKOUT / "connector"),
+            SECRET_FILE_ENV: str(secret),
+            "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(bootstrap_port),
+        }
+    group = ProcessGroup.start([*command, *spec.args], {**variables, **dict(spec.env)}, folder / f"{spec}-{port}.log")
+    return RunningEngine(
+        spec=spec,
+        url=f"http://{_HOST}:{port}",
+        bootstrap_url=f"http://{_HOST}:{bootstrap_port}" if spec.role else None,
+        group=group,
+    )
+
+
+@contextmanager
+def running_engine(spec: EngineSpec, folder: Path) -> Iterator[RunningEngine]:
+    """Run one engine for the length of a block, for tests that break it."""
+    engine = start_engine(spec, folder)
+    try:
+        yield engine.wait()
+    finally:
+        engine.group.stop()
+
+
+class EnginePool:
+    """Engines that tests share. At most `limit` live; the one that was not asked for the longest makes room."""
+
+    def __init__(self, folder: Path, limit: int = 2) -> None:
+        self._folder = folder
+        self._limit = limit
+        self._engines: OrderedDict[EngineSpec, RunningEngine] = OrderedDict()
+        self._answers: dict[tuple[EngineSpec, str, int], tuple[int, ...]] = {}
+
+    def get(self, *specs: EngineSpec) -> tuple[RunningEngine, ...]:
+        """Return engines that serve, one for each spec; those that don't run yet start side by side."""
+        if len(set(specs)) > self._limit:
+            raise ValueError(f"{len(set(specs))} engines were asked for at once, and {self._limit} may live")
+        for spec in specs:
+            if spec in self._engines:
+                self._engines.move_to_end(spec)
+        for spec in specs:
+            if spec not in self._engines:
+                while len(self._engines) >= self._limit:
+                    self._engines.popitem(last=False)[1].group.stop()
+                self._engines[spec] = start_engine(spec, self._folder)
+        return tuple(self._wait(spec) for spec in specs)
+
+    def answers(self, spec: EngineSpec, prompts: Sequence[str], *, max_tokens: int = 24) -> list[tuple[int, ...]]:
+        """Return the greedy tokens of an engine for prompts, one request at a time. Asks only what was not asked yet.
+
+        A repeated prompt of one call is asked once: answers from the prefix cache are for tests of their own.
+        """
+        wanted = [p for p in dict.fromkeys(prompts) if (spec, p, max_tokens) not in self._answers]
+        if wanted:
+            (engine,) = self.get(spec)
+            for prompt, completion in zip(wanted, complete_all(engine.url, wanted, max_tokens=max_tokens), strict=True):
+                self._answers[spec, prompt, max_tokens] = completion.token_ids
+        return [self._answers[spec, prompt, max_tokens] for prompt in prompts]
+
+    def stop(self, *specs: EngineSpec) -> None:
+        """Stop these engines, or all."""
+        for spec in specs or tuple(self._engines):
+            if engine := self._engines.pop(spec, None):
+                engine.group.stop()
+
+    def _wait(self, spec: EngineSpec) -> RunningEngine:
+        try:
+            return self._engines[spec].wait()
+        except BaseException:
+            self.stop(spec)
+            raise
+
+
+@pytest.fixture(scope="session")
+def engine_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnginePool]:
+    """Engines for the whole session; import this name in a conftest to use it."""
+    pool = EnginePool(tmp_path_factory.mktemp("engines"))
+    try:
+        yield pool
+    finally:
+        pool.stop()
+
+
+def _free_ports(count: int) -> list[int]:
+    """Return ports that are free now; held together while they are chosen, so that they differ."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind((_HOST, 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()

@@ -1,0 +1,162 @@
+"""Two processes of `transfer_ranks`, one per side, and the commands that a test sends them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from devcluster.engine import ensure_engine_environment
+from devcluster.paths import CHECKOUT, find_cache
+from tests.support.kv_oracle import Physical, Sizes
+
+NUM_LAYERS = 2
+ENTRY_BYTES = 16
+
+
+class Host:
+    """One side's process."""
+
+    def __init__(self, role: str, log: Path) -> None:
+        environment = ensure_engine_environment(find_cache(os.environ).root, print)
+        self.log = log
+        with log.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [str(environment / "bin" / "python3"), "-m", "tests.support.transfer_ranks", role],
+                cwd=CHECKOUT,
+                env={**os.environ, "PYTHONPATH": f"{CHECKOUT / 'connector'}:{CHECKOUT}", "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+
+    def ask(self, **command: Any) -> dict[str, Any]:
+        """Send a command and return its answer; an error on the other side fails the test with its traceback."""
+        self.send(**command)
+        return self.answer()
+
+    def send(self, **command: Any) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps(command) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        assert line, f"the process ended with {self.process.wait(10)}; see {self.log}: {self.log.read_text()[-2000:]}"
+        answer: dict[str, Any] = json.loads(line)
+        assert "error" not in answer, answer["error"]
+        return answer
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe:
+                pipe.close()
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One case: two sides and how each keeps its memory."""
+
+    prefill: Sizes
+    decode: Sizes
+    prefill_physical: Physical = Physical()
+    decode_physical: Physical = Physical()
+    config: dict[str, Any] = field(default_factory=dict)
+    decode_facts: dict[str, Any] = field(default_factory=dict)
+    both_facts: dict[str, Any] = field(default_factory=dict)
+    num_blocks: int = 40
+
+
+class Transfers:
+    """Both sides, opened for one pair."""
+
+    def __init__(self, prefill: Host, decode: Host, pair: Pair, seed: int = 0) -> None:
+        self.prefill, self.decode, self.pair = prefill, decode, pair
+        self._rng = np.random.default_rng(seed)
+        self.peer = prefill.ask(**self._open(pair.prefill, pair.prefill_physical, {}))
+        decode.ask(**self._open(pair.decode, pair.decode_physical, pair.decode_facts))
+
+    def _open(self, sizes: Sizes, physical: Physical, facts: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "do": "open",
+            "sizes": [sizes.t, sizes.w, sizes.i, sizes.b, sizes.h],
+            "order": physical.order,
+            "padding": physical.padding,
+            "kernel_blocks_per_block": physical.kernel_blocks_per_block,
+            "num_blocks": self.pair.num_blocks,
+            "num_layers": NUM_LAYERS,
+            "entry_bytes": ENTRY_BYTES,
+            "config": self.pair.config,
+            **self.pair.both_facts,
+            **facts,
+        }
+
+    def table(self, sizes: Sizes, num_tokens: int) -> list[int]:
+        """Random, distinct block ids for a sequence."""
+        count = -(-num_tokens // (sizes.b * sizes.w))
+        return [int(block) for block in self._rng.permutation(self.pair.num_blocks)[:count]]
+
+    def hold(self, transfer_id: str, num_tokens: int, **more: Any) -> None:
+        """Prefill has computed a prompt."""
+        table = self.table(self.pair.prefill, num_tokens)
+        self.prefill.ask(do="hold", transfer_id=transfer_id, num_tokens=num_tokens, table=table, **more)
+
+    def start_load(self, transfer_id: str, start: int, end: int, **more: Any) -> None:
+        """Decode begins to fetch; `finish_load` returns what came of it."""
+        arguments = {
+            "transfer_id": transfer_id,
+            "start": start,
+            "end": end,
+            "table": self.table(self.pair.decode, end),
+            "origin": self.peer["origin"],
+            "engine_id": self.peer["engine_id"],
+            **more,
+        }
+        self.decode.send(do="load", **arguments)
+
+    def finish_load(self) -> dict[str, Any]:
+        return self.decode.answer()
+
+    def load(self, transfer_id: str, start: int, end: int, **more: Any) -> dict[str, Any]:
+        self.start_load(transfer_id, start, end, **more)
+        return self.finish_load()
+
+    def sent(self, transfer_id: str, **more: Any) -> dict[str, Any]:
+        """Wait until all prefill ranks are done with a transfer."""
+        return self.prefill.ask(do="sent", transfer_id=transfer_id, **more)
+
+    def close(self) -> None:
+        self.decode.ask(do="close")
+        self.prefill.ask(do="close")
+
+
+@contextmanager
+def hosts(folder: Path) -> Iterator[tuple[Host, Host]]:
+    """Run a process per side for the length of a block."""
+    started = [Host(role, folder / f"{role}.log") for role in ("prefill", "decode")]
+    try:
+        yield started[0], started[1]
+    finally:
+        for host in started:
+            host.stop()
+
+
+@contextmanager
+def opened(both: tuple[Host, Host], pair: Pair) -> Iterator[Transfers]:
+    """Open both sides for one pair and close them afterwards."""
+    transfers = Transfers(*both, pair)
+    try:
+        yield transfers
+    finally:
+        transfers.close()

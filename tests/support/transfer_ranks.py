@@ -1,0 +1,259 @@
+"""One side of a transfer as a process: the product's worker code on plain tensors, without vLLM.
+
+Run with the engine environment's interpreter, as `python -m tests.support.transfer_ranks prefill|decode`. It reads one
+JSON command per line and answers each with one JSON line that has "ok", or "error" with a traceback:
+
+    {"do": "open", "sizes": [T, W, I, B, H], ...}  make every rank: memory, TransferEngine, threads; prefill also serves
+                                                   its topology. Prefill answers {"origin", "engine_id"}
+    {"do": "hold", ...}                            prefill: a prompt is computed (its entries are filled in)
+    {"do": "load", ...}                            decode: fetch it, compare every byte, answer outcomes and differences
+    {"do": "close"}                                stop all ranks
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from dcp_connector.bootstrap import BootstrapServer
+from dcp_connector.config import ConnectorConfig
+from dcp_connector.errors import Reason
+from dcp_connector.handshake import SideFacts, assemble, wire_layout
+from dcp_connector.requests_decode import Load
+from dcp_connector.requests_prefill import Hold
+from dcp_connector.stats import Counters, merge
+from dcp_connector.transfer import MooncakeTransport
+from dcp_connector.wire import token_digest
+from dcp_connector.work import StepWork
+from dcp_connector.worker import WorkerSide
+from tests.support.kv_oracle import Physical, Rank, Sizes
+
+HOST = "127.0.0.1"
+SECRET = b"the secret of the byte tests"
+
+
+@dataclass
+class Side:
+    """All ranks of one engine in this process."""
+
+    role: str
+    sizes: Sizes
+    engine_id: str
+    ranks: list[Rank] = field(default_factory=list)
+    workers: list[WorkerSide] = field(default_factory=list)
+    counters: list[Counters] = field(default_factory=list)
+    bootstrap: BootstrapServer | None = None
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+        if self.bootstrap:
+            self.bootstrap.close()
+
+    def stats(self) -> dict[str, Any]:
+        total: dict[str, Any] = {}
+        for counters in self.counters:
+            total = merge(total, counters.take() or {})
+        return total
+
+
+def tensors_of(rank: Rank) -> dict[str, torch.Tensor]:
+    """The rank's arena as vLLM would register it: one view per layer, all of one allocation."""
+    arena = torch.from_numpy(rank.memory)
+    found: dict[str, torch.Tensor] = {}
+    for number, page in enumerate(rank.pages):
+        shape = (page.num_blocks, page.num_heads, page.kernel_block_size, page.entry_bytes)
+        strides = (page.block_stride, page.head_stride, page.row_stride, 1)
+        found[f"layer.{number}"] = arena.as_strided(shape, strides, page.base - rank.address)
+    return found
+
+
+def open_side(role: str, command: dict[str, Any]) -> tuple[Side, dict[str, Any]]:
+    sizes = Sizes(*command["sizes"])
+    physical = Physical(tuple(command["order"]), command["padding"], command["kernel_blocks_per_block"])
+    config = ConnectorConfig(mooncake_protocol="tcp", **command["config"])
+    side = Side(role, sizes, f"{role}-{uuid.uuid4().hex[:8]}")
+    facts = SideFacts(
+        engine_id=side.engine_id,
+        role=f"kv_{'producer' if role == 'prefill' else 'consumer'}",
+        model_hash=command.get("model_hash", "same"),
+        model="tiny",
+        kv_dtype="uint8",
+        page_format=command.get("page_format", "rows"),
+        layout=wire_layout(sizes.layout()),
+        pipeline_parallel_size=1,
+    )
+    for number in range(sizes.t):
+        rank = Rank(sizes, number, 0, command["num_blocks"], command["num_layers"], command["entry_bytes"], physical)
+        counters = Counters()
+        worker = WorkerSide(
+            host=HOST,
+            tp_rank=number,
+            pp_rank=0,
+            num_blocks=command["num_blocks"],
+            read_facts=lambda _names: facts,
+            open_transport=lambda: MooncakeTransport(HOST, "tcp", ""),
+            config=config,
+            secret=SECRET,
+            counters=counters,
+        )
+        worker.register(tensors_of(rank))
+        side.ranks.append(rank)
+        side.workers.append(worker)
+        side.counters.append(counters)
+    if role == "decode":
+        return side, {}
+    side.bootstrap = BootstrapServer(0, 1, SECRET, serves_query=True)
+    side.bootstrap.publish(assemble(uuid.uuid4().hex, [worker.facts for worker in side.workers]))
+    return side, {"origin": f"http://{HOST}:{side.bootstrap.port}", "engine_id": side.engine_id}
+
+
+def prompt(num_tokens: int, seed: int = 0) -> bytes:
+    return np.arange(seed, seed + num_tokens, dtype="<i4").tobytes()
+
+
+def hold(side: Side, command: dict[str, Any]) -> dict[str, Any]:
+    work = StepWork(
+        holds=[
+            Hold(
+                request_id=command["transfer_id"],
+                transfer_id=command["transfer_id"],
+                block_ids=tuple(command["table"]),
+                num_tokens=command["num_tokens"],
+                tokens=prompt(command["num_tokens"], command.get("seed", 0)),
+                adapter="",
+            )
+        ]
+    )
+    for rank, worker in zip(side.ranks, side.workers, strict=True):
+        if command.get("fill", True):
+            rank.fill(rank.memory, command["table"], 0, command["num_tokens"])
+        worker.start(work)
+    return {}
+
+
+def drop(side: Side, command: dict[str, Any]) -> dict[str, Any]:
+    for worker in side.workers:
+        worker.start(StepWork(drops=[(command["transfer_id"], Reason.PREFILL_ABORTED)]))
+    return {}
+
+
+def sent(side: Side, command: dict[str, Any]) -> dict[str, Any]:
+    """Wait until every rank has given the request's blocks back; answer with each rank's reason."""
+    request_id, found = command["transfer_id"], {}
+    deadline = time.monotonic() + command.get("timeout_s", 20)
+    while len(found) < len(side.workers) and time.monotonic() < deadline:
+        for number, worker in enumerate(side.workers):
+            ids, _ = worker.finished()
+            if ids:
+                assert number not in found, f"rank {number} reported twice"
+                assert ids == {request_id}
+                found[number] = worker.take_report().sent[request_id]
+        time.sleep(0.002)
+    return {"sent": [found.get(number, "never") for number in range(len(side.workers))], "stats": side.stats()}
+
+
+def load(side: Side, command: dict[str, Any]) -> dict[str, Any]:
+    request_id, start, end = command["transfer_id"], command["start"], command["end"]
+    work = StepWork(
+        loads=[
+            Load(
+                request_id=request_id,
+                transfer_id=command["transfer_id"],
+                bootstrap_addr=command["origin"],
+                engine_id=command["engine_id"],
+                block_ids=tuple(command["table"]),
+                start=start,
+                end=end,
+                digest=token_digest(prompt(end, command.get("seed", 0)), ""),
+            )
+        ]
+    )
+    before = [rank.memory.copy() for rank in side.ranks]
+    for worker in side.workers:
+        worker.start(work)
+    if command.get("abort_after_s") is not None:
+        time.sleep(command["abort_after_s"])
+        for worker in side.workers:
+            worker.start(StepWork(aborts=[request_id]))
+    return {**await_load(side, request_id, command.get("timeout_s", 30)), **compare(side, command, before)}
+
+
+def await_load(side: Side, request_id: str, timeout_s: float) -> dict[str, Any]:
+    found: dict[int, Reason | None] = {}
+    failed: set[int] = set()
+    started = time.monotonic()
+    while len(found) < len(side.workers) and time.monotonic() < started + timeout_s:
+        for number, worker in enumerate(side.workers):
+            _, ids = worker.finished()
+            failed |= worker.take_failed_blocks()
+            if ids:
+                assert number not in found, f"rank {number} reported twice"
+                found[number] = worker.take_report().received[request_id]
+        time.sleep(0.002)
+    return {
+        "received": [found.get(number, "never") for number in range(len(side.workers))],
+        "failed_blocks": sorted(failed),
+        "seconds": time.monotonic() - started,
+        "stats": side.stats(),
+    }
+
+
+def compare(side: Side, command: dict[str, Any], before: list[np.ndarray]) -> dict[str, Any]:
+    """Count bytes that differ from what each rank should hold: the range filled in, all else as it was."""
+    different = []
+    for rank, old in zip(side.ranks, before, strict=True):
+        expected = old.copy()
+        if not command.get("expect_untouched"):
+            rank.fill(expected, command["table"], command["start"], command["end"])
+        if command.get("whole_pages"):
+            # Opaque pages are copied whole: rows behind the prompt may change too, so only the range is compared.
+            written = np.zeros_like(old)
+            rank.fill(written, command["table"], command["start"], command["end"])
+            mask = written != 0
+            different.append(int((rank.memory[mask] != expected[mask]).sum()))
+            continue
+        different.append(int((rank.memory != expected).sum()))
+    return {"different": different}
+
+
+def release(side: Side, command: dict[str, Any]) -> dict[str, Any]:
+    for worker in side.workers:
+        worker.start(StepWork(releases=[(command["transfer_id"], command["origin"], command["engine_id"])]))
+    return {}
+
+
+def main(role: str) -> None:
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # libraries print what they like; the answers keep their own channel
+    side: Side | None = None
+    for line in sys.stdin:
+        command = json.loads(line)
+        try:
+            match command["do"]:
+                case "open":
+                    side, answer = open_side(role, command)
+                case "close":
+                    if side:
+                        side.close()
+                    side, answer = None, {}
+                case "hold" | "drop" | "sent" | "load" | "release" as name:
+                    answer = globals()[name](side, command)
+                case other:
+                    raise ValueError(other)
+            answers.write(json.dumps({"ok": True, **answer}) + "\n")
+        except Exception:
+            answers.write(json.dumps({"error": traceback.format_exc()}) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
