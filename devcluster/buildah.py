@@ -1,4 +1,4 @@
-"""Builds a Dockerfile without a Docker engine: buildah on a base image made by debootstrap, imported into containerd."""
+"""Builds a Dockerfile without a Docker engine: buildah, on a base image made by debootstrap, into containerd."""
 
 import os
 import re
@@ -119,6 +119,7 @@ def build_image(cache: Cache, dockerfile: Path, context: Path, tag: str, argumen
         arguments: build arguments as NAME=VALUE.
         log: progress lines.
     """
+    tag = images.full_name(tag)
     if not dockerfile.is_file():
         raise DevClusterError(f"there is no Dockerfile {dockerfile}")
     if not context.is_dir():

@@ -53,7 +53,7 @@ def prepare(root: Path = _ROOT) -> None:
             _delegate(root / CGROUP)
     except OSError as error:
         raise DevClusterError(
-            f"the cgroup {CGROUP} can't be set up below {root} ({error}); Kubernetes needs to write to the machine's cgroups"
+            f"the cgroup {CGROUP} can't be set up below {root}: Kubernetes must be able to write there ({error})"
         ) from error
 
 

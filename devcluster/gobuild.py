@@ -135,9 +135,17 @@ def _builder(cache: Cache, module: GoModule, log: Log) -> Callable[[Path], None]
             log(f"building {program.name}")
             with heartbeat(log, f"building {program.name}"):
                 run(
-                    ["go", "build", "-trimpath", "-ldflags", module.ldflags]
-                    + ["-o", folder / program.name, program.package],
-                    what=f"building {program.name}",
+                    [
+                        "go",
+                        "build",
+                        "-trimpath",
+                        "-ldflags",
+                        module.ldflags,
+                        "-o",
+                        folder / program.name,
+                        program.package,
+                    ],
+                    what=f"go, building {program.name} with modules from the Go module proxy,",
                     env=env,
                     cwd=module.folder,
                 )

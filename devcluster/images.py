@@ -10,7 +10,7 @@ from devcluster.progress import Log
 from devcluster.settings import ENGINE_IMAGE, PAUSE_IMAGE
 from devcluster.shell import find_program, run
 
-# As the first process of a pod, a plain `sleep` would ignore SIGTERM, and the pod would take its whole grace period to end.
+# As the first process of a pod, a plain `sleep` would ignore SIGTERM, and the pod would take long to end.
 _PAUSE = "trap 'exit 0' TERM INT; while :; do sleep 2147483647 & wait $!; done"
 _ROOT_FOLDERS = ("bin", "dev", "etc", "home", "lib", "lib64", "opt", "proc", "root", "run", "sbin", "sys", "usr", "var")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -43,6 +43,19 @@ def ensure_node_images(cache: Cache) -> dict[str, Path]:
         programs = {"bin/busybox": busybox, "bin/sh": busybox}
         write_archive(engine, config, layer_of(_ROOT_FOLDERS, programs, ("tmp", "var/tmp")))
     return {PAUSE_IMAGE: pause, ENGINE_IMAGE: engine}
+
+
+def full_name(name: str) -> str:
+    """The name under which a kubelet looks an image up: with a registry and a tag.
+
+    A first part without a dot, a colon, and that is not "localhost" is no registry: "a/b:1" means "docker.io/a/b:1".
+    """
+    first, slash, _ = name.partition("/")
+    if not slash:
+        name = f"docker.io/library/{name}"
+    elif not (set(".:") & set(first) or first == "localhost"):
+        name = f"docker.io/{name}"
+    return name if ":" in name.rpartition("/")[2] or "@" in name else f"{name}:latest"
 
 
 def ctr(paths: ClusterPaths, *arguments: str | Path, what: str, timeout_s: float | None = None) -> str:

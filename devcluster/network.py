@@ -2,6 +2,7 @@
 
 import contextlib
 import ipaddress
+import itertools
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -120,7 +121,7 @@ def _is_ours(text: str) -> bool:
 
 def _jumps_to_ours(rule: str) -> bool:
     words = rule.split()
-    return any(flag in ("-j", "-g") and _is_ours(target) for flag, target in zip(words, words[1:], strict=False))
+    return any(flag in ("-j", "-g") and _is_ours(target) for flag, target in itertools.pairwise(words))
 
 
 def leftover_chains() -> list[str]:

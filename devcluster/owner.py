@@ -65,5 +65,6 @@ def running_elsewhere(owner: Owner) -> str:
     """The sentence for a second checkout."""
     return (
         f"the local cluster of this machine has been running since {owner.since} from {owner.checkout}; "
-        f"a machine holds one (kube-proxy's iptables chains are machine-wide), so run `python -m devcluster down` there first"
+        "a machine holds one (kube-proxy's iptables chains are machine-wide), "
+        "so run `python -m devcluster down` there first"
     )

@@ -12,12 +12,12 @@ from devcluster.settings import APISERVER, GATEWAY, KUBERNETES_SERVICE_ADDRESS, 
 from devcluster.shell import run
 
 _DAYS = "3650"
-_CURVE = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-sha256"]
+_NEW_KEY = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -sha256"
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Somebody who presents a certificate: to Kubernetes, the common name is the user and the organization the group."""
+    """Somebody with a certificate: to Kubernetes, the common name is the user and the organization the group."""
 
     name: str
     common_name: str
@@ -117,48 +117,30 @@ def ensure_pki(paths: ClusterPaths) -> None:
         write_text(kubeconfig_path(paths, identity), text, mode=0o600)
 
 
+def _openssl(pki: Path, what: str, command: str) -> None:
+    """Run openssl in the folder of keys; no argument of ours holds a blank."""
+    run(["openssl", *command.split()], what=what, cwd=pki)
+
+
 def _make_authority(pki: Path) -> None:
-    run(
-        ["openssl", "req", "-x509", *_CURVE, "-days", _DAYS, "-subj", "/CN=devcluster-ca"]
-        + ["-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=critical,keyCertSign,digitalSignature"]
-        + ["-keyout", "ca.key", "-out", "ca.crt"],
-        what="making the cluster's certificate authority",
-        cwd=pki,
+    _openssl(
+        pki,
+        "making the cluster's certificate authority",
+        f"req -x509 {_NEW_KEY} -days {_DAYS} -subj /CN=devcluster-ca -keyout ca.key -out ca.crt"
+        " -addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign,digitalSignature",
     )
-    run(
-        ["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", "sa.key"],
-        what="making the key for service-account tokens",
-        cwd=pki,
-    )
-    run(
-        ["openssl", "ec", "-in", "sa.key", "-pubout", "-out", "sa.pub"],
-        what="making the key for service-account tokens",
-        cwd=pki,
-    )
+    tokens = "making the key for service-account tokens"
+    _openssl(pki, tokens, "ecparam -name prime256v1 -genkey -noout -out sa.key")
+    _openssl(pki, tokens, "ec -in sa.key -pubout -out sa.pub")
 
 
 def _make_leaf(pki: Path, identity: Identity) -> None:
     name, what = identity.name, f"making the certificate of {identity.name}"
     write_text(pki / f"{name}.ext", extensions(identity))
-    run(
-        [
-            "openssl",
-            "req",
-            "-new",
-            *_CURVE,
-            "-subj",
-            subject(identity),
-            "-keyout",
-            f"{name}.key",
-            "-out",
-            f"{name}.csr",
-        ],
-        what=what,
-        cwd=pki,
-    )
-    run(
-        ["openssl", "x509", "-req", "-sha256", "-days", _DAYS, "-in", f"{name}.csr", "-extfile", f"{name}.ext"]
-        + ["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-out", f"{name}.crt"],
-        what=what,
-        cwd=pki,
+    _openssl(pki, what, f"req -new {_NEW_KEY} -subj {subject(identity)} -keyout {name}.key -out {name}.csr")
+    _openssl(
+        pki,
+        what,
+        f"x509 -req -sha256 -days {_DAYS} -in {name}.csr -extfile {name}.ext"
+        f" -CA ca.crt -CAkey ca.key -CAcreateserial -out {name}.crt",
     )

@@ -29,14 +29,12 @@ def check_machine(cache: Cache) -> None:
     if platform.machine() not in ("x86_64", "amd64"):
         raise DevClusterError(f"the local cluster needs an x86-64 machine, and this is {platform.machine()}")
     if os.geteuid() != 0:
-        raise DevClusterError(
-            "the local cluster needs root (mounts, cgroups, network devices): run it as root or with sudo"
-        )
+        raise DevClusterError("the local cluster needs root for mounts, cgroups and network devices: use sudo")
     longest = len(str(cache.root / _LONGEST_SOCKET).encode())
     if longest > _SOCKET_PATH_LIMIT:
         raise DevClusterError(
-            f"the cache folder {cache.root} is too long by {longest - _SOCKET_PATH_LIMIT} characters for the sockets in it: "
-            "set DCP_DISAGG_CACHE to a shorter one"
+            f"the path of the cache folder {cache.root} is too long by {longest - _SOCKET_PATH_LIMIT} characters "
+            "for the sockets in it: set DCP_DISAGG_CACHE to a shorter one"
         )
 
 
@@ -79,8 +77,8 @@ def disk_message(needed_bytes: int, available_bytes: int, folder: Path) -> str:
     if needed_bytes <= available_bytes:
         return ""
     return (
-        f"the disk of {folder} is too full: {needed_bytes / 1e9:.1f} GB are needed and {available_bytes / 1e9:.1f} GB are free; "
-        "free some, or set DCP_DISAGG_CACHE to a folder on another disk"
+        f"the disk of {folder} is too full: {needed_bytes / 1e9:.1f} GB are needed and {available_bytes / 1e9:.1f} GB "
+        "are free; free some, or set DCP_DISAGG_CACHE to a folder on another disk"
     )
 
 

@@ -44,7 +44,7 @@ def boot_id() -> str:
 def parse_stat(stat: str) -> tuple[str, int]:
     """State letter and start time in clock ticks from the text of /proc/PID/stat.
 
-    The program's name stands in parentheses and may itself hold blanks and parentheses, so fields count from the last one.
+    The program's name stands in parentheses and may itself hold some, so fields count from the last one.
     """
     fields = stat[stat.rindex(")") + 1 :].split()
     return fields[0], int(fields[19])
@@ -79,11 +79,11 @@ def is_alive(record: ProcessRecord) -> bool:
 
 def load_records(folder: Path) -> dict[str, ProcessRecord]:
     """All records in a folder, by component. A damaged file counts as none."""
-    records = {}
+    records: dict[str, ProcessRecord] = {}
     for path in sorted(folder.glob("*.json")):
         fields = read_json(path)
         with contextlib.suppress(TypeError, KeyError):
-            record = ProcessRecord(**{**(fields or {}), "argv": tuple((fields or {})["argv"])})
+            record = ProcessRecord(**((fields or {}) | {"argv": tuple((fields or {})["argv"])}))
             records[record.name] = record
     return records
 

@@ -4,7 +4,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 
 Log = Callable[[str], None]
 
@@ -27,7 +27,7 @@ class Progress:
 
 
 @contextlib.contextmanager
-def heartbeat(log: Log, what: str, every_s: float = 20) -> Iterator[None]:
+def heartbeat(log: Log, what: str, every_s: float = 20) -> Generator[None]:
     """Say every so often that a long step is still running."""
     start, done = time.monotonic(), threading.Event()
 

@@ -62,7 +62,7 @@ def run(
     """
     program = str(argv[0])
     try:
-        with open(log_file or os.devnull, "ab") as log:
+        with Path(log_file or os.devnull).open("ab") as log:
             completed = subprocess.run(
                 [str(part) for part in argv],
                 input=(stdin or "").encode(),

@@ -77,12 +77,11 @@ def up(cache: Cache, log: Log, engine: Callable[[], Path] | None) -> None:
     """Bring the cluster to a Ready node, starting only what does not run as it should.
 
     Args:
-        cache: the machine's cache. The caller holds its cluster lock.
+        cache: the machine's cache. The caller has checked the machine and holds the cluster lock.
         log: progress lines.
         engine: makes the CPU engines' environment and returns its folder; None when it is not wanted now.
     """
     paths = cache.cluster
-    preflight.check_machine(cache)
     decided = refuse_foreign(cache)
     if decided is Verdict.REMAINS:
         log("clearing what a dead cluster left")

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from devcluster.clients import clients_folder
+from devcluster.clients import client_environment, clients_folder
 from devcluster.paths import Cache
 from devcluster.shell import run
 
@@ -12,7 +12,7 @@ class Tools:
 
     def __init__(self, cache: Cache) -> None:
         self._folder = clients_folder(cache)
-        self._kubeconfig = cache.cluster.kubeconfig
+        self._environment = client_environment(cache) | {"NO_PROXY": "*", "no_proxy": "*"}
 
     def kubectl(self, *arguments: str | Path, stdin: str | None = None, timeout_s: float = 120.0) -> str:
         """Run kubectl and return what it printed on standard output."""
@@ -27,6 +27,6 @@ class Tools:
             [self._folder / program, *arguments],
             what=f"{program} {' '.join(str(part) for part in arguments[:3])}",
             stdin=stdin,
-            env={"KUBECONFIG": str(self._kubeconfig), "NO_PROXY": "*", "no_proxy": "*"},
+            env=self._environment,
             timeout_s=timeout_s,
         )

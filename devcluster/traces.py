@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from devcluster.files import read_json, write_text
@@ -18,7 +18,7 @@ _KEPT = (Path("/etc"), Path("/var/cache"), Path("/var/lib"))
 
 
 @contextlib.contextmanager
-def cleared_afterwards(note: Path, traces: Sequence[str] = BUILDAH_TRACES) -> Iterator[None]:
+def cleared_afterwards(note: Path, traces: Sequence[str] = BUILDAH_TRACES) -> Generator[None]:
     """Remove the traces that appear inside the block.
 
     Args:

@@ -48,6 +48,8 @@ ENV PATH=/opt/dcp/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sb
     PYTHONSAFEPATH=1 \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1
+# A name for the user: programs that ask who runs them get an answer.
+RUN echo 'dcp:x:65532:65532::/:/usr/sbin/nologin' >> /etc/passwd
 WORKDIR /
 USER 65532:65532
 ENTRYPOINT ["python", "-m", "dcp_operator"]

@@ -1,15 +1,15 @@
 """The few vLLM names that this package builds on, typed, so that it type-checks where vLLM isn't installed.
 
-At run time these are vLLM's own classes (0.32 and 0.33, `vllm/distributed/kv_transfer/kv_connector/v1/`); the type checker
-sees the declarations here. Objects that vLLM hands in are described by protocols of what is read from them.
+At run time these are vLLM's own classes (0.32 and 0.33, `vllm/distributed/kv_transfer/kv_connector/v1/`); the type
+checker sees the declarations here. Objects that vLLM hands in are described by protocols of what is read from them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from enum import Enum
 
     class KVConnectorRole(Enum):

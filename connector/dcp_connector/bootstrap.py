@@ -61,7 +61,9 @@ class BootstrapServer:
                 f"the connector's bootstrap server can't listen on port {port}: {error}; "
                 "set kv_connector_extra_config.bootstrap_port to a free one"
             ) from error
-        self._thread = threading.Thread(target=self._server.serve_forever, name="dcp-bootstrap", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.1,), name="dcp-bootstrap", daemon=True
+        )
         self._thread.start()
 
     @property
@@ -205,6 +207,10 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "dcp-bootstrap"
     sys_version = ""
 
+    def do_HEAD(self) -> None:
+        """Answer without a body."""
+        self.do_GET()
+
     def do_GET(self) -> None:
         """Answer one request."""
         server = self.server
@@ -217,8 +223,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "GET":
             self.wfile.write(body)
-
-    do_HEAD = do_GET
 
     @override
     def log_message(self, format: str, *args: Any) -> None:

@@ -9,7 +9,7 @@ Supported: 0.32 and 0.33 (`SUPPORTED`). What is read, and where it lives there:
                                      get_total_num_kv_heads()                                 config/model.py
     vllm_config.compilation_config   static_forward_context: layer name -> layer with .impl   config/compilation.py
     kv_cache_config                  num_blocks, kv_cache_groups[0].kv_cache_spec             v1/kv_cache_interface.py
-    tensor and pipeline rank         get_tp_group(), get_pp_group()                           distributed/parallel_state.py
+    distributed.parallel_state       get_tp_group(), get_pp_group(): this worker's ranks
     request.status                   the names of the finished states                         v1/request.py
 """
 
@@ -171,7 +171,8 @@ def ranks() -> tuple[int, int]:
 def side_facts(vllm_config: Any, kv_cache_config: Any, layer_names: tuple[str, ...]) -> SideFacts:
     """Return what all ranks of this engine have in common.
 
-    Read when the KV tensors are registered, not earlier: vLLM may change the interleave until then. Raises StartupError.
+    Read when the KV tensors are registered, not earlier: until then vLLM may change the interleave.
+    Raises StartupError.
     """
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
     spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec

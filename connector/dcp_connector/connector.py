@@ -1,6 +1,6 @@
 """`DCPMooncakeConnector`: what vLLM loads by name. It forwards, and decides nothing.
 
-vLLM imports this module in the API server too, so neither mooncake nor a GPU is touched before a worker registers its KV.
+vLLM imports this module in the API server too: neither mooncake nor a GPU is touched before a worker registers its KV.
 """
 
 from __future__ import annotations

@@ -13,13 +13,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from dcp_connector.errors import PeerError, Reason, WireError
 from dcp_connector.loop import Loop
-from dcp_connector.peers import Peer, PeerBook, plan_asks, plan_releases
-from dcp_connector.requests_decode import Abandon, Action, DecodeRequests, Finished, Load, Resolve, Send
-from dcp_connector.wire import MAX_FRAME_BYTES, Channel, Done, Failed, Message, Settled
+from dcp_connector.peers import Peer, PeerBook, plan_asks, releases_to_all_ranks, releases_to_idle_ranks
+from dcp_connector.requests_decode import Abandon, Action, DecodeRequests, Finished, Load, Resolve, Send, with_budget
+from dcp_connector.sockets import Line
+from dcp_connector.wire import Channel, Done, Failed, Message, Settled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,34 +33,6 @@ logger = logging.getLogger(__name__)
 
 #: Threads that ask bootstrap servers. A dead address holds one for a few seconds.
 _RESOLVERS = 8
-_LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
-_WATCHED = _LOST | zmq.EVENT_CONNECTED
-
-
-class _Line:
-    """The connection to one prefill rank."""
-
-    def __init__(self, address: str, identity: bytes) -> None:
-        context = zmq.Context.instance()
-        self.socket = context.socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.IDENTITY, identity)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        self.socket.setsockopt(zmq.CONNECT_TIMEOUT, 5000)
-        self.socket.setsockopt(zmq.RECONNECT_IVL, 200)
-        self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-        # A frozen or unreachable host breaks the connection after this, instead of at the request's deadline.
-        self.socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
-        self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15000)
-        self.socket.setsockopt(zmq.IPV6, int("[" in address))
-        self.monitor = self.socket.get_monitor_socket(_WATCHED)
-        self.lost_at: float | None = None
-        self.socket.connect(address)
-
-    def close(self) -> None:
-        self.socket.disable_monitor()
-        self.monitor.close()
-        self.socket.close()
 
 
 class DecodeWorker:
@@ -81,11 +53,12 @@ class DecodeWorker:
         self._segment = segment
         self._counters = counters
         self._grace_s = config.cancel_grace_s
+        self._timeout_s = config.request_timeout_s
         self._requests = DecodeRequests(config.request_timeout_s, config.cancel_grace_s)
         self._book = PeerBook(facts, layout, secret)
         self._channel = Channel(secret, time.time, partial(os.urandom, 16))
         self._finished: deque[Finished] = deque()
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, Line] = {}
         self._identity = uuid.uuid4().bytes
         self._numbers = itertools.count()
         self._shard = layout.shard_of_rank(facts.tp_rank)
@@ -190,30 +163,28 @@ class DecodeWorker:
         if self._rows(load) == 0:
             # Nothing will be written here, but prefill waits for every rank that it serves: ask, and don't wait.
             for ask in asks:
-                self._send(ask.address, ask.pull)
+                self._send(ask.address, with_budget(ask.pull, self._timeout_s))
             asks = ()
         self._act(self._requests.resolved(load.request_id, asks, time.monotonic()))
         if self._facts.tp_rank == 0:
-            for address, release in plan_releases(
-                peer, load.transfer_id, self._facts, self._layout, "this rank serves nobody"
-            ):
+            for address, release in releases_to_idle_ranks(peer, load.transfer_id, self._facts, self._layout):
                 self._send(address, release)
 
     def _release(self, transfer_id: str, origin: str, engine_id: str | None, why: str) -> None:
-        """Tell all prefill ranks that nothing is needed. Runs on a resolver thread; if it fails the lease takes over."""
+        """Tell all prefill ranks that nothing is needed. Runs on a resolver thread; if it fails, the lease ends it."""
         try:
-            peer = self._book.find(origin, engine_id)
+            topology = self._book.topology(origin, engine_id)
         except PeerError as error:
             logger.info("dcp: could not release transfer %s at %s: %s", transfer_id, origin, error)
             return
-        for address, release in plan_releases(peer, transfer_id, self._facts, None, why):
+        for address, release in releases_to_all_ranks(topology, transfer_id, self._facts, why):
             self._loop.call(partial(self._send, address, release))
 
     def _send(self, address: str, message: Message) -> None:
         line = self._lines.get(address)
         if line is None:
             try:
-                line = _Line(address, self._identity)
+                line = Line(address, self._identity)
             except zmq.ZMQError as error:
                 self._lose(address, f"{address} is no address that can be connected to: {error}")
                 return
@@ -253,12 +224,7 @@ class DecodeWorker:
         line = self._lines.get(address)
         if line is None:
             return
-        event = recv_monitor_message(line.monitor, zmq.NOBLOCK)["event"]
-        if event == zmq.EVENT_CONNECTED:
-            line.lost_at = None
-        elif event & _LOST:
-            if line.lost_at is None:
-                line.lost_at = time.monotonic()
+        if line.observe():
             self._lose(address, f"the connection to {address} broke or can't be made")
 
     def _lose(self, address: str, detail: str) -> None:

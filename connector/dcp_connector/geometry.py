@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["GeometryError", "PageLayout", "SideLayout", "Violation", "find_violations"]
 
 _INT64_MAX = 2**63 - 1
+#: Far above any real size; a peer's nonsense must not become a long search for the nearest value that works.
+_MAX_SIZE = 1 << 20
 
 
 class Violation(NamedTuple):
@@ -76,13 +78,13 @@ def find_violations(
         "block size": block_size,
         "number of KV heads": num_kv_heads,
     }
-    not_positive = tuple(
-        Violation("positive-sizes", f"{name} is {value}; it has to be 1 or more")
+    out_of_range = tuple(
+        Violation("size-in-range", f"{name} is {value}; it has to be from 1 to {_MAX_SIZE}")
         for name, value in sizes.items()
-        if value < 1
+        if not 1 <= value <= _MAX_SIZE
     )
-    if not_positive:
-        return not_positive
+    if out_of_range:
+        return out_of_range
 
     found: list[Violation] = []
     t, w, h = tensor_parallel_size, dcp_size, num_kv_heads

@@ -1,7 +1,7 @@
 """What the two sides tell each other about themselves, and whether they fit.
 
-`GET /v1/topology` on the bootstrap port answers a `Topology` as JSON, with the header `X-DCP-Signature`, the hex HMAC of
-the body (`wire.sign`). Facts come from the workers; the scheduler process only collects and serves them.
+`GET /v1/topology` on the bootstrap port answers a `Topology` as JSON, with the header `X-DCP-Signature`, the hex HMAC
+of the body (`wire.sign`). Facts come from the workers; the scheduler process only collects and serves them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -164,7 +164,7 @@ def decode_topology(body: bytes) -> Topology:
 
 
 def query_answer(topology: Topology) -> dict[str, object]:
-    """Return what routers expect from GET /query: data-parallel rank -> engine id and worker addresses, nothing else."""
+    """Return what routers expect from GET /query: data-parallel rank -> engine id and worker addresses, no more."""
     addresses: dict[str, dict[str, str]] = {}
     for rank in topology.ranks:
         addresses.setdefault(str(rank.tp_rank), {})[str(rank.pp_rank)] = rank.control
@@ -172,7 +172,7 @@ def query_answer(topology: Topology) -> dict[str, object]:
 
 
 def find_mismatches(prefill: Topology, decode: RankFacts) -> tuple[str, ...]:
-    """Return, in words that name both values, everything that forbids a transfer between the two. Empty when they fit."""
+    """Return, in words that name both values, everything that forbids a transfer between the two; empty if they fit."""
     theirs, ours = prefill.side, decode.side
     found: list[str] = []
 

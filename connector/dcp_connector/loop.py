@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 import zmq
 
+from dcp_connector.sockets import Socket
+
 logger = logging.getLogger(__name__)
 
 #: Longest sleep; only bounds how late a closed loop is noticed.
@@ -20,13 +22,13 @@ _MAX_WAIT_S = 5.0
 
 
 class Loop:
-    """Polls sockets, runs posted work, and calls `tick(now)` when `next_timer()` says so. Times are `time.monotonic`."""
+    """Polls sockets, runs posted work, calls `tick(now)` when `next_timer()` says so. Times are `time.monotonic`."""
 
     def __init__(self, name: str, next_timer: Callable[[], float | None], tick: Callable[[float], None]) -> None:
         self._next_timer = next_timer
         self._tick = tick
         self._poller = zmq.Poller()
-        self._handlers: dict[zmq.Socket[bytes] | int, Callable[[], None]] = {}
+        self._handlers: dict[Socket | int, Callable[[], None]] = {}
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake_out, self._wake_in = socket.socketpair()
         self._wake_out.setblocking(False)
@@ -49,12 +51,12 @@ class Loop:
         self._inbox.append(work)
         self._wake()
 
-    def watch(self, sock: "zmq.Socket[bytes]", handler: Callable[[], None]) -> None:
+    def watch(self, sock: Socket, handler: Callable[[], None]) -> None:
         """Call `handler` whenever the socket has something to read. Loop thread only, or before `start`."""
         self._handlers[sock] = handler
         self._poller.register(sock, zmq.POLLIN)
 
-    def unwatch(self, sock: "zmq.Socket[bytes]") -> None:
+    def unwatch(self, sock: Socket) -> None:
         """Forget a socket. Loop thread only."""
         if self._handlers.pop(sock, None) is not None:
             self._poller.unregister(sock)

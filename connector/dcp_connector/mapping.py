@@ -123,20 +123,16 @@ def destinations(prefill: SideLayout, decode: SideLayout, prefill_rank: int, tra
     )
 
 
-@lru_cache(maxsize=4096)
 def shares_tokens(prefill: SideLayout, decode: SideLayout, prefill_shard: int, decode_shard: int) -> bool:
-    """Tell whether the two shards have any token in common, in a sequence that is long enough."""
-    prefill_stripe = prefill.interleave * prefill.dcp_size
-    decode_stripe = decode.interleave * decode.dcp_size
-    repeat = math.lcm(prefill_stripe, decode_stripe)
-    # The shards only change at multiples of an interleave, so those tokens stand for all.
-    edges = np.concatenate(
-        [np.arange(0, repeat, side.interleave, dtype=np.int64) for side in (prefill, decode) if side.dcp_size > 1]
-        or [np.zeros(1, dtype=np.int64)]
-    )
-    on_prefill = edges // prefill.interleave % prefill.dcp_size == prefill_shard
-    on_decode = edges // decode.interleave % decode.dcp_size == decode_shard
-    return bool((on_prefill & on_decode).any())
+    """Tell whether the two shards have any token in common, in a sequence that is long enough.
+
+    Shard c has the tokens whose remainder by S = I*W is in [c*I, (c+1)*I). Tokens with remainders x and y by Sp and Sd
+    exist exactly when x - y is a multiple of g = gcd(Sp, Sd), and x - y takes every value of one interval.
+    """
+    distance = prefill_shard * prefill.interleave - decode_shard * decode.interleave
+    lowest, highest = distance - (decode.interleave - 1), distance + (prefill.interleave - 1)
+    common = math.gcd(prefill.interleave * prefill.dcp_size, decode.interleave * decode.dcp_size)
+    return highest // common * common >= lowest
 
 
 def plan_runs(

@@ -237,12 +237,12 @@ class _ChunkBuilder:
 
 
 def _range_head_row(rows: Pieces, num_heads: int) -> tuple[IntArray, IntArray]:
-    """Return (row, head) indices in the order: maximal range of consecutive rows in a kernel block, head, row."""
+    """Return (row, head) indices in the order: maximal range of consecutive rows in a kernel block, head, row.
+
+    A next block starts a range because its row is 0, or not the next one; the order only decides what merges.
+    """
     ones = np.ones(len(rows.dst_row), dtype=np.int64)
     first = adjacent_groups(rows.dst_row, rows.dst_row, ones)
-    if len(first):
-        starts_block = np.flatnonzero(np.diff(rows.dst_block)) + 1
-        first = np.union1d(first, starts_block)
     size = np.diff(first, append=len(rows.dst_row)).astype(np.int64)
     order = ragged_arange(np.repeat(first, num_heads), np.repeat(size, num_heads))
     head = np.repeat(np.tile(np.arange(num_heads, dtype=np.int64), len(first)), np.repeat(size, num_heads))

@@ -44,7 +44,7 @@ class Fetch:
 
 
 def parse(params: object) -> Plain | HandOff | Fetch:
-    """Return this engine's part in the transfer. Raises ParamsError with the key, what it holds, and what is expected."""
+    """Return this engine's part in the transfer. Raises ParamsError: the key, what it holds, what is expected."""
     if params is None:
         return Plain()
     if not isinstance(params, Mapping):

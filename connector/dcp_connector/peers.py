@@ -43,45 +43,59 @@ class Peer:
 
 
 class PeerBook:
-    """Topologies by bootstrap address. Thread-safe; `find` may block on the network, `known` never does."""
+    """Topologies by bootstrap address. Thread-safe. `find` and `topology` may wait for the network, `known` never."""
 
     def __init__(self, facts: RankFacts, layout: SideLayout, secret: bytes) -> None:
         self._facts = facts
         self._layout = layout
         self._secret = secret
         self._lock = threading.Lock()
-        self._peers: OrderedDict[str, Peer] = OrderedDict()
-        self._refused: OrderedDict[tuple[str, str], PeerError] = OrderedDict()
-        self._fetching: dict[str, threading.Lock] = {}
+        self._topologies: OrderedDict[str, Topology] = OrderedDict()
+        self._verdicts: OrderedDict[tuple[str, str], Peer | PeerError] = OrderedDict()
+        self._gates: dict[str, threading.Lock] = {}
 
     def known(self, origin: str, engine_id: str | None) -> Peer | None:
-        """Return the peer if it was seen before and is still the engine that is asked for."""
+        """Return the peer if it was seen before, fits, and is still the engine that is asked for."""
         with self._lock:
-            peer = self._peers.get(origin)
-            if peer is None or engine_id not in (None, peer.topology.side.engine_id):
-                return None
-            self._peers.move_to_end(origin)
-            return peer
+            topology = self._cached(origin, engine_id)
+            verdict = self._verdicts.get(_key(topology)) if topology else None
+        return verdict if isinstance(verdict, Peer) else None
 
     def forget(self, address: str) -> None:
         """A rank's control address broke: its engine may be gone, so the next load asks its bootstrap server again."""
         with self._lock:
-            for origin, peer in list(self._peers.items()):
-                if any(rank.control == address for rank in peer.topology.ranks):
-                    del self._peers[origin]
+            for origin, topology in list(self._topologies.items()):
+                if any(rank.control == address for rank in topology.ranks):
+                    del self._topologies[origin]
 
     def find(self, origin: str, engine_id: str | None) -> Peer:
-        """Return the peer, asking its bootstrap server. Raises PeerError with a reason of its own for each failure.
+        """Return the peer. Raises PeerError with a reason of its own for each failure."""
+        topology = self.topology(origin, engine_id)
+        with self._lock:
+            verdict = self._verdicts.get(_key(topology))
+        if verdict is None:
+            verdict = self._judge(origin, topology)
+            with self._lock:
+                self._verdicts[_key(topology)] = verdict
+                while len(self._verdicts) > MAX_PEERS:
+                    self._verdicts.popitem(last=False)
+        if isinstance(verdict, PeerError):
+            raise PeerError(verdict.reason, verdict.detail)
+        return verdict
+
+    def topology(self, origin: str, engine_id: str | None) -> Topology:
+        """Return the engine behind an address, fitting or not; asks its bootstrap server if need be. Raises PeerError.
 
         Routers cache engine ids for ever. When the server names another one it is asked once more, because it may be
         about to restart, and then the load fails at once instead of waiting for a deadline.
         """
         with self._lock:
-            gate = self._fetching.setdefault(origin, threading.Lock())
+            gate = self._gates.setdefault(origin, threading.Lock())
         with gate:
-            peer = self.known(origin, engine_id)
-            if peer is not None:
-                return peer
+            with self._lock:
+                cached = self._cached(origin, engine_id)
+            if cached is not None:
+                return cached
             topology = fetch_topology(origin, self._secret)
             if engine_id not in (None, topology.side.engine_id):
                 time.sleep(_SECOND_LOOK_S)
@@ -92,19 +106,22 @@ class PeerBook:
                     f"the request names engine {engine_id}, but {origin} is engine {topology.side.engine_id} now: "
                     "the router holds an outdated engine id",
                 )
-            peer = self._accept(origin, topology)
             with self._lock:
-                self._peers[origin] = peer
-                while len(self._peers) > MAX_PEERS:
-                    self._fetching.pop(self._peers.popitem(last=False)[0], None)
-            return peer
+                self._topologies[origin] = topology
+                while len(self._topologies) > MAX_PEERS:
+                    self._gates.pop(self._topologies.popitem(last=False)[0], None)
+            return topology
 
-    def _accept(self, origin: str, topology: Topology) -> Peer:
-        """Check that the two sides fit; refuse in words, logged once per peer."""
-        key = topology.side.engine_id, topology.generation
-        known = self._refused.get(key)
-        if known is not None:
-            raise known
+    def _cached(self, origin: str, engine_id: str | None) -> Topology | None:
+        topology = self._topologies.get(origin)
+        if topology is None or engine_id not in (None, topology.side.engine_id):
+            return None
+        self._topologies.move_to_end(origin)
+        return topology
+
+    def _judge(self, origin: str, topology: Topology) -> Peer | PeerError:
+        """Check that the two sides fit; a refusal says why in words and is logged, once per peer."""
+        engine_id, _ = _key(topology)
         problems = list(find_mismatches(topology, self._facts))
         if not problems:
             try:
@@ -113,16 +130,15 @@ class PeerBook:
             except LayoutError as error:
                 problems.append(str(error))
             else:
-                logger.info("dcp: prefill engine %s at %s fits: %s", key[0], origin, topology.side.layout)
+                logger.info("dcp: prefill engine %s at %s fits: %s", engine_id, origin, topology.side.layout)
                 return Peer(topology, layout)
-        refusal = PeerError(
-            Reason.INCOMPATIBLE, f"prefill engine {key[0]} at {origin} doesn't fit: {'; '.join(problems)}"
-        )
-        logger.error("dcp: %s", refusal.detail)
-        self._refused[key] = refusal
-        while len(self._refused) > MAX_PEERS:
-            self._refused.popitem(last=False)
-        raise refusal
+        words = f"prefill engine {engine_id} at {origin} doesn't fit: {'; '.join(problems)}"
+        logger.error("dcp: %s", words)
+        return PeerError(Reason.INCOMPATIBLE, words)
+
+
+def _key(topology: Topology) -> tuple[str, str]:
+    return topology.side.engine_id, topology.generation
 
 
 def plan_asks(
@@ -157,13 +173,23 @@ def plan_asks(
     )
 
 
-def plan_releases(
-    peer: Peer, transfer_id: str, facts: RankFacts, layout: SideLayout | None, why: str
+def releases_to_idle_ranks(
+    peer: Peer, transfer_id: str, facts: RankFacts, layout: SideLayout
 ) -> tuple[tuple[str, Release], ...]:
-    """Return what to send to the prefill ranks that serve nobody in this transfer, or to all of them without `layout`."""
+    """Return what to send to the prefill ranks that serve nobody in this transfer, so that they don't wait."""
     theirs = peer.topology
     return tuple(
-        (rank.control, Release(transfer_id, theirs.side.engine_id, facts.side.engine_id, why))
+        (rank.control, Release(transfer_id, theirs.side.engine_id, facts.side.engine_id, "this rank serves nobody"))
         for rank in theirs.ranks
-        if layout is None or not destinations(peer.layout, layout, rank.tp_rank, transfer_id)
+        if not destinations(peer.layout, layout, rank.tp_rank, transfer_id)
+    )
+
+
+def releases_to_all_ranks(
+    topology: Topology, transfer_id: str, facts: RankFacts, why: str
+) -> tuple[tuple[str, Release], ...]:
+    """Return what to send to every prefill rank when nothing is needed."""
+    return tuple(
+        (rank.control, Release(transfer_id, topology.side.engine_id, facts.side.engine_id, why))
+        for rank in topology.ranks
     )

@@ -17,8 +17,9 @@ from dcp_connector.loop import Loop
 from dcp_connector.mapping import destinations
 from dcp_connector.requests_prefill import Action, Halt, Hold, PrefillRequests, Reply, Sent, Write, Written
 from dcp_connector.sender import Sender
+from dcp_connector.sockets import open_listener
 from dcp_connector.units import LayoutError
-from dcp_connector.wire import MAX_FRAME_BYTES, Cancel, Channel, Pull, Release, token_digest
+from dcp_connector.wire import Cancel, Channel, Pull, Release, token_digest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,20 +70,12 @@ class PrefillWorker:
             transport, layers, side, tp_rank, config, counters, self._written, whole_pages=whole_pages
         )
         self._sender.prepare()
-        self._socket = zmq.Context.instance().socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        # A decode rank that reconnects takes its old identity over, so that answers still reach it.
-        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self._socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
-        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15000)
-        self._socket.setsockopt(zmq.IPV6, int(":" in host))
-        shown = f"[{host}]" if ":" in host else host
         try:
-            self.address = f"tcp://{shown}:{self._socket.bind_to_random_port(f'tcp://{shown}')}"
+            self._socket, self.address = open_listener(host)
         except zmq.ZMQError as error:
             raise StartupError(
-                f"the connector can't listen for decode engines on {host}: {error}; set VLLM_HOST_IP to this pod's address"
+                f"the connector can't listen for decode engines on {host}: {error}; "
+                "set VLLM_HOST_IP to this pod's own address"
             ) from error
         self._loop = Loop("dcp-prefill", self._requests.next_timer, self._tick)
         self._loop.watch(self._socket, self._receive)
@@ -138,9 +131,10 @@ class PrefillWorker:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            if len(parts) != 2:
+                self._refuse(f"{len(parts)} message parts, expected 2")
+                continue
             try:
-                if len(parts) != 2:
-                    raise WireError(f"{len(parts)} message parts, expected 2")
                 message = self._channel.open(parts[1])
             except WireError as error:
                 self._refuse(str(error))
@@ -163,7 +157,7 @@ class PrefillWorker:
             logger.warning("dcp: a message on the control port was dropped: %s", words)
 
     def _admit(self, pull: Pull, hold: Hold) -> frozenset[int]:
-        """Return the decode ranks that this rank serves in the transfer. Raises PeerError for a pull that must not run."""
+        """Return the decode ranks that this rank serves in the transfer. Raises PeerError if the pull may not run."""
         if pull.end > hold.num_tokens:
             detail = f"decode asks for {pull.end} tokens, prefill computed {hold.num_tokens}"
             raise PeerError(Reason.SHORT_PROMPT, detail)

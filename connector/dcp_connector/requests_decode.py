@@ -5,8 +5,8 @@
     Failed from one, deadline, abort, peer lost ─> Send(Cancel) to the others ─> each settled, or the grace is over
                                                                                └─> Finished (failed or aborted)
 
-The blocks belong to the writers from the first Pull until the last source is settled, so that a late write never lands in
-a block that vLLM gave to someone else. A request is reported finished exactly once, and only if it was loaded here.
+The blocks belong to the writers from the first Pull until the last source is settled, so that a late write never lands
+in a block that vLLM gave to someone else. A request is reported finished exactly once, and only if it was loaded here.
 """
 
 import heapq
@@ -67,8 +67,8 @@ class Abandon:
 class Finished:
     """The load is over; blocks may be used or freed.
 
-    `reason` is None when all KV arrived. `aborted` loads failed on request. `confirmed` is False when a writer didn't say
-    in time that it stopped.
+    `reason` is None when all KV arrived. `aborted` loads failed on request. `confirmed` is False when a writer didn't
+    say in time that it stopped.
     """
 
     load: Load
@@ -128,7 +128,7 @@ class DecodeRequests:
         for ask in asks:
             state.pending[ask.pull.pull_id] = ask
             self._pulls[ask.pull.pull_id] = request_id
-            actions.append(Send(ask.address, _with_budget(ask.pull, state.deadline - now)))
+            actions.append(Send(ask.address, with_budget(ask.pull, state.deadline - now)))
         return actions + self._finish_if_settled(state)
 
     def unresolved(self, request_id: str, error: PeerError) -> list[Action]:
@@ -229,7 +229,7 @@ class DecodeRequests:
         heapq.heappush(self._timers, (when, request_id))
 
 
-def _with_budget(pull: Pull, budget_s: float) -> Pull:
+def with_budget(pull: Pull, budget_s: float) -> Pull:
     """Return the pull with its budget. A struct copy; msgspec's own `replace` is untyped."""
     return Pull(
         pull_id=pull.pull_id,

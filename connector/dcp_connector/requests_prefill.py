@@ -8,8 +8,8 @@
     lease   ─> nobody asked in time: the blocks go back
 
 Pulls that come before their Hold are parked; they cost an entry in a dictionary, no thread. A transfer ends when every
-decode rank that this rank serves is settled. It is then remembered for a while, so that a late message gets an answer and
-a second prompt under the same id is refused. Whatever the messages are, a request is reported sent exactly once.
+decode rank that this rank serves is settled. It is then remembered for a while, so that a late message gets an answer
+and a second prompt under the same id is refused. Whatever the messages are, a request is reported sent exactly once.
 """
 
 import heapq
@@ -137,7 +137,7 @@ Admit = Callable[[Pull, Hold], frozenset[int]]
 class PrefillRequests:
     """All transfers of one prefill rank. Times are seconds of any monotonic clock, given to every call.
 
-    `engine_id` and `rank` are this rank's; pulls for another engine (an earlier process at the same address) are refused.
+    `engine_id` and `rank` are this rank's: pulls for another engine (an earlier process at this address) are refused.
     """
 
     def __init__(self, engine_id: str, rank: int, lease_s: float, admit: Admit) -> None:
@@ -183,7 +183,7 @@ class PrefillRequests:
         """The prompt will never be computed (aborted, refused): whoever waits for it is told at once."""
         transfer = self._transfers.get(transfer_id)
         if transfer is None:
-            self._remember(transfer_id, _Ended(reason, now + self._lease_s, {}), now)
+            self._remember(transfer_id, _Ended(reason, now + self._lease_s, {}))
             return []
         if transfer.hold is not None:
             return []
@@ -242,7 +242,7 @@ class PrefillRequests:
         return self._answer(ask, _Stage.CANCELLED, Settled(cancel.pull_id))
 
     def release(self, release: Release, now: float) -> list[Action]:
-        """Decode needs nothing (more) from this rank. Ignored from an engine other than the one that is being served."""
+        """Decode needs nothing (more) from this rank. Ignored from an engine other than the one being served."""
         if release.prefill_engine != self._engine_id or release.transfer_id in self._ended:
             return []
         transfer = self._transfers.get(release.transfer_id)
@@ -309,13 +309,7 @@ class PrefillRequests:
         if hold is None or ask.stage not in (_Stage.PARKED, _Stage.CANCELLED, _Stage.FAILED):
             return []
         try:
-            if transfer.claimed_by not in (None, ask.pull.decode_engine):
-                detail = f"transfer {hold.transfer_id} is being read by engine {transfer.claimed_by}"
-                raise PeerError(Reason.REUSED_TRANSFER_ID, detail)
-            expected = self._admit(ask.pull, hold)
-            if ask.pull.decode_rank not in expected:
-                detail = f"prefill rank {self._rank} doesn't serve decode rank {ask.pull.decode_rank}"
-                raise PeerError(Reason.INCOMPATIBLE, detail)
+            expected = self._expected(transfer, ask.pull, hold)
         except PeerError as error:
             # Someone else's prompt, or nonsense: the asker fails, the blocks stay for the right one.
             return self._answer(ask, _Stage.FAILED, _failed(ask.pull.pull_id, error)) if not ask.answer else []
@@ -327,6 +321,17 @@ class PrefillRequests:
             return []
         ask.stage = _Stage.WRITING
         return [Write(ask.pull, hold, ask.deadline)]
+
+    def _expected(self, transfer: _Transfer, pull: Pull, hold: Hold) -> frozenset[int]:
+        """Return the decode ranks that are served together with this one. Raises PeerError if the pull may not run."""
+        if transfer.claimed_by not in (None, pull.decode_engine):
+            detail = f"transfer {hold.transfer_id} is being read by engine {transfer.claimed_by}"
+            raise PeerError(Reason.REUSED_TRANSFER_ID, detail)
+        expected = self._admit(pull, hold)
+        if pull.decode_rank not in expected:
+            detail = f"prefill rank {self._rank} doesn't serve decode rank {pull.decode_rank}"
+            raise PeerError(Reason.INCOMPATIBLE, detail)
+        return expected
 
     def _answer(self, ask: _Ask, stage: _Stage, message: ToDecode) -> list[Action]:
         ask.stage, ask.answer = stage, message
@@ -346,7 +351,7 @@ class PrefillRequests:
                 actions += self._answer(ask, _Stage.FAILED, _too_late(ask.pull.pull_id, reason))
         answers = {pull_id: ask.answer for pull_id, ask in transfer.asks.items() if ask.answer}
         del self._transfers[transfer_id]
-        self._remember(transfer_id, _Ended(reason, now + self._lease_s, answers), now)
+        self._remember(transfer_id, _Ended(reason, now + self._lease_s, answers))
         if transfer.hold is not None:
             actions.append(Sent(transfer.hold.request_id, reason))
         return actions
@@ -360,7 +365,7 @@ class PrefillRequests:
         transfer = self._transfers[transfer_id] = _Transfer()
         return transfer
 
-    def _remember(self, transfer_id: str, ended: _Ended, now: float) -> None:
+    def _remember(self, transfer_id: str, ended: _Ended) -> None:
         self._ended[transfer_id] = ended
         while len(self._ended) > MAX_ENDED:
             self._ended.popitem(last=False)
@@ -380,5 +385,6 @@ def _too_late(pull_id: str, reason: Reason | None) -> Failed:
         Reason.LEASE_EXPIRED: "the blocks were given back because nobody asked within the lease",
         Reason.RELEASED: "decode had said that it needs nothing",
     }
-    known = reason if reason in words else Reason.REUSED_TRANSFER_ID
-    return Failed(pull_id, known, words.get(known, "the transfer is over: each transfer id serves one request"))
+    if reason is not None and reason in words:
+        return Failed(pull_id, reason, words[reason])
+    return Failed(pull_id, Reason.REUSED_TRANSFER_ID, "the transfer is over: each transfer id serves one request")

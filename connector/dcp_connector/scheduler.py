@@ -1,4 +1,4 @@
-"""The connector in the engine's scheduler process: which requests take part in a transfer, and what the workers must do.
+"""The connector in the engine's scheduler process: which requests take part in a transfer, and the workers' work.
 
 Every method is called on the engine core's thread and must not block. vLLM's objects come in as protocols.
 """
@@ -34,18 +34,12 @@ MAX_USED_IDS = 65536
 class Request(Protocol):
     """vLLM's Request, as far as it is read."""
 
-    @property
-    def request_id(self) -> str: ...
-    @property
-    def kv_transfer_params(self) -> Any: ...
-    @property
-    def prompt_token_ids(self) -> Sequence[int] | None: ...
-    @property
-    def num_prompt_tokens(self) -> int: ...
-    @property
-    def num_computed_tokens(self) -> int: ...
-    @property
-    def lora_request(self) -> Any: ...
+    request_id: str
+    kv_transfer_params: Any
+    prompt_token_ids: Sequence[int] | None
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    lora_request: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,10 +229,7 @@ class SchedulerSide:
         """Return this engine's part. Nonsense never stops the engine: it is counted, and the request is a plain one."""
         try:
             part = parse(request.kv_transfer_params)
-            if isinstance(part, HandOff) and not self._me.is_producer:
-                raise ParamsError("do_remote_decode reached a kv_consumer engine: the router has the roles mixed up")
-            if isinstance(part, Fetch) and not self._me.is_consumer:
-                raise ParamsError("do_remote_prefill reached a kv_producer engine: the router has the roles mixed up")
+            self._check_role(part)
         except ParamsError as error:
             logger.warning("dcp: request %s is treated as a plain one: %s", request.request_id, error)
             self._counters.add("failed", 1, Reason.PARAMS_MALFORMED)
@@ -247,6 +238,12 @@ class SchedulerSide:
             logger.info("dcp: request %s names no remote prefill: it is computed here", request.request_id)
             self._counters.add("failed", 1, Reason.PARAMS_MISSING)
         return part
+
+    def _check_role(self, part: Plain | HandOff | Fetch) -> None:
+        if isinstance(part, HandOff) and not self._me.is_producer:
+            raise ParamsError("do_remote_decode reached a kv_consumer engine: the router has the roles mixed up")
+        if isinstance(part, Fetch) and not self._me.is_consumer:
+            raise ParamsError("do_remote_prefill reached a kv_producer engine: the router has the roles mixed up")
 
     def _use(self, transfer_id: str, request_id: str) -> bool:
         """Remember a transfer id; return False when it was used before."""

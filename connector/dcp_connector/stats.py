@@ -7,7 +7,7 @@ tolerate keys that are missing or that a later version adds: an error here would
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard, cast
 
 from dcp_connector.errors import Reason
 
@@ -59,9 +59,7 @@ METRICS = (
     ),
     Metric("descriptors", "vllm:dcp_kv_descriptors", "counter", None, "TransferEngine descriptors written."),
     Metric("paths", "vllm:dcp_kv_rank_writes", "counter", "path", "Pulls of a decode rank served, by transfer path."),
-    Metric(
-        "dropped_messages", "vllm:dcp_kv_dropped_messages", "counter", None, "Control messages refused by this side."
-    ),
+    Metric("dropped_messages", "vllm:dcp_kv_dropped_messages", "counter", None, "Control messages refused here."),
 )
 
 OUTCOMES = ("sent", "received", "failed", "aborted", "released", "skipped")
@@ -115,8 +113,8 @@ def merge(first: Data, second: Data) -> Data:
         before = merged.get(key)
         if key in _GAUGES or before is None:
             merged[key] = value
-        elif isinstance(before, Mapping) and isinstance(value, Mapping):
-            merged[key] = merge(dict(before), dict(value))
+        elif (first_nested := _as_mapping(before)) is not None and (nested := _as_mapping(value)) is not None:
+            merged[key] = merge(first_nested, nested)
         elif _is_number(before) and _is_number(value):
             merged[key] = before + value
     return merged
@@ -126,8 +124,9 @@ def flatten(data: Data) -> dict[str, int | float]:
     """Return one level of numbers, for vLLM's log line: {"failed.deadline": 2}."""
     flat: dict[str, int | float] = {}
     for key, value in data.items():
-        if isinstance(value, Mapping):
-            flat.update({f"{key}.{label}": number for label, number in value.items() if _is_number(number)})
+        nested = _as_mapping(value)
+        if nested is not None:
+            flat.update({f"{key}.{label}": number for label, number in nested.items() if _is_number(number)})
         elif _is_number(value):
             flat[key] = value
     return flat
@@ -135,18 +134,21 @@ def flatten(data: Data) -> dict[str, int | float]:
 
 def observations(data: object) -> Iterator[tuple[Metric, str | None, int | float]]:
     """Yield (metric, label value, number) for everything in `data` that is a known metric; skip the rest silently."""
-    if not isinstance(data, Mapping):
-        return
+    known = _as_mapping(data) or {}
     for metric in METRICS:
-        value = data.get(metric.key)
+        value = known.get(metric.key)
         if metric.label is None:
             if _is_number(value) and value >= 0:
                 yield metric, None, value
-        elif isinstance(value, Mapping):
-            for label, number in value.items():
+        else:
+            for label, number in (_as_mapping(value) or {}).items():
                 if label in label_values(metric) and _is_number(number) and number >= 0:
                     yield metric, label, number
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _as_mapping(value: object) -> Data | None:
+    return cast("Data", value) if isinstance(value, dict) else None

@@ -7,6 +7,7 @@ without it.
 from __future__ import annotations
 
 import ctypes
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,23 +27,37 @@ if TYPE_CHECKING:
 class Storage(Protocol):
     """torch.UntypedStorage, as far as it is used."""
 
-    def data_ptr(self) -> int: ...
-    def nbytes(self) -> int: ...
+    def data_ptr(self) -> int:
+        """Address."""
+        ...
+
+    def nbytes(self) -> int:
+        """Size."""
+        ...
 
 
 class Tensor(Protocol):
     """torch.Tensor, as far as it is used."""
 
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def is_cuda(self) -> bool: ...
-    @property
-    def device(self) -> Any: ...
-    def stride(self) -> tuple[int, ...]: ...
-    def data_ptr(self) -> int: ...
-    def element_size(self) -> int: ...
-    def untyped_storage(self) -> Storage: ...
+    shape: tuple[int, ...]
+    is_cuda: bool
+    device: Any
+
+    def stride(self) -> tuple[int, ...]:
+        """Elements from one index of each dimension to the next."""
+        ...
+
+    def data_ptr(self) -> int:
+        """Address of the first element."""
+        ...
+
+    def element_size(self) -> int:
+        """Bytes of an element."""
+        ...
+
+    def untyped_storage(self) -> Storage:
+        """The allocation behind the tensor; other tensors may share it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +72,8 @@ class LayerTensor:
 def describe(name: str, tensor: Tensor, side: SideLayout, num_blocks: int) -> LayerTensor:
     """Return where a registered tensor keeps (kernel block, head, row), from its shape and strides alone.
 
-    vLLM registers views of shape [kernel blocks, heads, rows, C], or [kernel blocks, rows, C] with one head; the strides
-    give the physical order. `num_blocks` are the scheduler's blocks; the tensor may cut each into several kernel blocks.
+    vLLM registers views of shape [kernel blocks, heads, rows, C], or [kernel blocks, rows, C] with one head; the
+    strides give the physical order. `num_blocks` are the scheduler's blocks; the tensor may cut each into several.
     Raises StartupError for anything else: an unknown layout must not be guessed.
     """
     shape, stride, item = tuple(tensor.shape), tuple(tensor.stride()), tensor.element_size()
@@ -144,7 +159,7 @@ def _host_gather(layers: tuple[LayerTensor, ...], buffer: Bytes) -> _GatherOne:
         unit = gather_unit_bytes(layer.page)
         count = layer.page.span_bytes // unit
         raw = (ctypes.c_uint8 * (count * unit)).from_address(layer.page.base)
-        sources.append(np.frombuffer(raw, dtype=np.uint8).reshape(count, unit))
+        sources.append(np.ctypeslib.as_array(raw).reshape(count, unit))
 
     def gather(offset: int, layer: int, item: Gather) -> None:
         size = len(item.units) * item.unit_bytes
@@ -157,8 +172,6 @@ def _host_gather(layers: tuple[LayerTensor, ...], buffer: Bytes) -> _GatherOne:
 
 def _device_gather(layers: tuple[LayerTensor, ...], total: int) -> tuple[_GatherOne, int, Any]:
     """Gather with torch on a side stream, so that the model's own stream is never waited for."""
-    import importlib  # noqa: PLC0415 - torch is imported only where a device tensor proves that it is there
-
     torch: Any = importlib.import_module("torch")
     device = layers[0].tensor.device
     buffer = torch.empty(total, dtype=torch.uint8, device=device)
@@ -186,7 +199,9 @@ def _device_gather(layers: tuple[LayerTensor, ...], total: int) -> tuple[_Gather
 class Fence(Protocol):
     """Something to wait for before memory is read."""
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        """Wait."""
+        ...
 
 
 def fence(tensor: Tensor) -> Fence | None:
@@ -196,8 +211,6 @@ def fence(tensor: Tensor) -> Fence | None:
     """
     if not tensor.is_cuda:
         return None
-    import importlib  # noqa: PLC0415
-
     torch: Any = importlib.import_module("torch")
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(tensor.device))

@@ -34,10 +34,16 @@ class TransferError(ConnectorError):
 class Transport(Protocol):
     """What the sender needs of a TransferEngine."""
 
-    @property
-    def segment(self) -> str: ...
-    def register(self, address: int, num_bytes: int) -> None: ...
-    def write(self, segment: str, src: Sequence[int], dst: Sequence[int], length: Sequence[int]) -> None: ...
+    #: name under which peers reach the registered memory, "host:port"
+    segment: str
+
+    def register(self, address: int, num_bytes: int) -> None:
+        """Make memory usable for transfers. Raises StartupError."""
+        ...
+
+    def write(self, segment: str, src: Sequence[int], dst: Sequence[int], length: Sequence[int]) -> None:
+        """Write one batch and wait for it. Raises TransferError."""
+        ...
 
 
 class MooncakeTransport:
@@ -48,8 +54,8 @@ class MooncakeTransport:
         code = self._engine.initialize(host, "P2PHANDSHAKE", protocol, device_name)
         if code != 0:
             raise StartupError(
-                f"Mooncake's TransferEngine can't start on {host} with {protocol} (code {code}): check that the address "
-                "is this pod's own (VLLM_HOST_IP) and, for RDMA, that the pod has a device"
+                f"Mooncake's TransferEngine can't start on {host} with {protocol} (code {code}): check that the "
+                "address is this pod's own (VLLM_HOST_IP) and, for RDMA, that the pod has a device"
             )
         port = self._engine.get_rpc_port()
         self.segment = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -14,9 +14,9 @@ A frame (one ZeroMQ message part)
     28      32    HMAC-SHA256 of bytes 0..27 followed by the payload, key = the shared secret
     60      n     payload: msgpack of one message below, a map with its kind under "k"
 
-The version is compared before anything else is looked at, the code before the payload is decoded. A frame that is too long,
-too old, too far in the future, or whose nonce was seen already is refused. Decoding is strict: unknown kinds and wrong
-types are refused, unknown fields are ignored so that a later version may add some.
+The version is compared before anything else is looked at, the code before the payload is decoded. A frame that is too
+long, too old, too far in the future, or whose nonce was seen already is refused. Decoding is strict: unknown kinds and
+wrong types are refused, unknown fields are ignored so that a later version may add some.
 
 Conversation
 ------------

@@ -133,7 +133,7 @@ class WorkerSide:
             received.add(over.load.request_id)
             self._report.received[over.load.request_id] = over.reason
             if over.reason is not None and not over.aborted:
-                # From the first fetched block on nothing counts as computed. Earlier blocks may be shared: they are good.
+                # From the first fetched block on nothing counts as computed. Earlier ones may be shared and are good.
                 self._failed_blocks.update(over.load.block_ids[over.load.start // self._virtual_block_size :])
         return sent, received
 

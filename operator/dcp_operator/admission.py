@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from dcp_operator.api.findings import Finding
 from dcp_operator.api.load import load
 from dcp_operator.build import TemplateError, render
+from dcp_operator.observed import section
 from dcp_operator.rules.engine import check
 from dcp_operator.target import unrenderable
 
@@ -31,8 +32,7 @@ def review(new: dict[str, Any], old: dict[str, Any] | None) -> Verdict:
     refuses could not be labelled, let go or deleted: those that leave the spec as it is, and those of an object that
     is being deleted.
     """
-    metadata = new.get("metadata") or {}
-    if old is not None and ("deletionTimestamp" in metadata or new.get("spec") == old.get("spec")):
+    if old is not None and ("deletionTimestamp" in section(new, "metadata") or new.get("spec") == old.get("spec")):
         return Verdict(None)
     loaded = load(new)
     if loaded.obj is None:

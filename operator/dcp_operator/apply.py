@@ -9,7 +9,7 @@ from dcp_operator.api.base import API_VERSION, KIND
 from dcp_operator.build.objects import owner_reference
 from dcp_operator.client import ApiError
 from dcp_operator.difference import first_difference
-from dcp_operator.kinds import DEPLOYMENT_OF_ENGINES, Kind, kind_named
+from dcp_operator.kinds import DEPLOYMENT_OF_ENGINES, Kind, Ref, kind_named
 from dcp_operator.observed import Body, Child, Key, Observed, Settled, essence
 from dcp_operator.plan import Apply, Delete, Plan, name_taken, settled
 from dcp_operator.reasons import Problem, Reason
@@ -22,17 +22,33 @@ _MAX_EVENT_MESSAGE = 1024
 class Writes(Protocol):
     """What of the API server's calls a plan needs; `dcp_operator.client.Api` has them."""
 
-    def get(self, kind: Kind, namespace: str, name: str) -> Body | None: ...
-    def apply(self, kind: Kind, namespace: str, manifest: Body, subresource: str | None = None) -> Body: ...
-    def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None: ...
-    def create_event(self, namespace: str, event: Body) -> None: ...
+    def get(self, kind: Kind, namespace: str, name: str) -> Body | None:
+        """Return an object, None if there is none."""
+        ...
+
+    def apply(self, kind: Kind, namespace: str, manifest: Body, subresource: str | None = None) -> Body:
+        """Apply a manifest; return the object as it is then."""
+        ...
+
+    def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        """Delete the object with this uid, if it still exists."""
+        ...
+
+    def create_event(self, namespace: str, event: Body) -> None:
+        """Record an event."""
+        ...
 
 
 class Memory(Protocol):
     """Where answers of the API server go: reads follow writes without waiting for the watch."""
 
-    def store(self, body: Body) -> Key | None: ...
-    def settle(self, key: Key, ref: Any, record: Settled) -> None: ...
+    def store(self, body: Body) -> Key | None:
+        """Take in an object as it is now."""
+        ...
+
+    def settle(self, key: Key, ref: Ref, record: Settled) -> None:
+        """Remember that applying a manifest changes nothing."""
+        ...
 
 
 #: Runs a blocking call elsewhere: `await run(function, *arguments)`.
@@ -148,7 +164,7 @@ def problem_of(error: ApiError, what: str) -> Problem:
     if error.status == 403 and " cannot " in error.message:
         return Problem(
             Reason.PERMISSION_DENIED,
-            f"could not {what}: {error.message}. Grant the operator this permission (chart: upgrade it with rbac enabled)",
+            f"could not {what}: {error.message}. Grant the operator this permission: upgrade its Helm release",
         )
     if error.status in (0, 401, 408, 409, 429) or error.status >= 500:
         return Problem(Reason.API_UNAVAILABLE, f"could not {what}: {error.message}. It is tried again")

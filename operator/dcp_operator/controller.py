@@ -1,209 +1,86 @@
-"""The loop: one task per object that wakes on a change, compares, acts, reports, and waits again.
+"""The controller process: its environment, and its run."""
 
-Level-triggered: a wake-up carries no information but "look again", so events that come together are one look, and an
-event that is lost costs no more than the time to the next resync.
-"""
-
-import asyncio
-import contextlib
+import base64
+import datetime
 import logging
-import random
-import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
 
-from dcp_operator.apply import Applier
+import kopf
+
 from dcp_operator.client import Api, ApiError
-from dcp_operator.gather import WATCHED_KINDS, Cache, owner_key
-from dcp_operator.kinds import DEPLOYMENT_OF_ENGINES, Kind
-from dcp_operator.names import LABEL_NAME
-from dcp_operator.observed import Body, Key, Observed
-from dcp_operator.plan import Plan, make_plan
-from dcp_operator.reasons import Reason
-from dcp_operator.status import make_status, ready_condition
-from dcp_operator.target import Operator, resolve_target
+from dcp_operator.handlers import build_registry
+from dcp_operator.process import SettingError, configure_logging, read_port, wait_for_api
+from dcp_operator.reconciler import Reconciler
+from dcp_operator.target import Operator
 
 log = logging.getLogger(__name__)
 
-#: Every so often all is listed and looked at again, whatever the watches said.
-RESYNC_S: Final = 300.0
-#: Pauses after a pass that could not do what it wanted: the first, and the longest.
-BACKOFF_FIRST_S: Final = 1.0
-BACKOFF_MAX_S: Final = 60.0
-#: A pass that takes longer is stuck: the liveness probe fails.
-STUCK_S: Final = 180.0
-_THREADS: Final = 8
+_KEY_BYTES: Final = 32
+_DEFAULT_HEALTH_PORT: Final = 8080
 
 
-class Controller:
-    """All objects' tasks. `now` gives the time as RFC 3339, `fresh_key` a new key for the control channel, base64."""
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What the controller reads from its environment."""
 
-    def __init__(
-        self,
-        api: Api,
-        operator: Operator,
-        *,
-        namespaces: tuple[str, ...] = (),
-        now: Callable[[], str],
-        fresh_key: Callable[[], str],
-    ) -> None:
-        self._api = api
-        self._operator = operator
-        self._namespaces: tuple[str | None, ...] = namespaces or (None,)
-        self._now = now
-        self._fresh_key = fresh_key
-        self._cache = Cache()
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="api")
-        self._applier = Applier(api, self._cache, self._run)
-        self._wakers: dict[Key, asyncio.Event] = {}
-        self._tasks: dict[Key, asyncio.Task[None]] = {}
-        self._busy_since: dict[Key, float] = {}
-        self._background: set[asyncio.Task[None]] = set()
-        self._relist: set[Kind] = set()
-        self._started = False
-
-    async def start(self) -> None:
-        """Read everything once, then begin: an object is never judged before its children are known.
-
-        Raises ApiError where something can't be listed.
-        """
-        for kind in WATCHED_KINDS:
-            await self.refresh(kind)
-        self._started = True
-        self._spawn(self._resync_forever())
-        for key in self._cache.keys():  # noqa: SIM118 - not a mapping
-            self.wake(key)
-        log.info("watching objects=%d", len(self._tasks))
-
-    async def stop(self) -> None:
-        """End all tasks; a write that has begun is finished."""
-        tasks = [*self._tasks.values(), *self._background]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._pool.shutdown(wait=True)
-
-    def on_event(self, kind: Kind, event_type: str | None, body: Body) -> None:
-        """Take in one watch event; `event_type` is None for what a watch lists when it begins."""
-        body = {**body, "apiVersion": kind.api_version, "kind": kind.kind}
-        if event_type is None and self._started and kind not in self._relist:
-            # The watch began anew: what was deleted in between is in no event.
-            self._relist.add(kind)
-            self._spawn(self._relist_soon(kind))
-        key = self._cache.drop(body) if event_type == "DELETED" else self._cache.store(body)
-        if key is not None:
-            self.wake(key)
-
-    def wake(self, key: Key) -> None:
-        """Have an object looked at, now or as soon as its present pass ends."""
-        if not self._started:
-            return
-        waker = self._wakers.setdefault(key, asyncio.Event())
-        waker.set()
-        if key not in self._tasks:
-            self._tasks[key] = asyncio.create_task(self._attend(key, waker), name=f"reconcile {key}")
-
-    def stuck(self) -> list[Key]:
-        """Return the objects whose pass does not end."""
-        limit = time.monotonic() - STUCK_S
-        return [key for key, since in self._busy_since.items() if since < limit]
-
-    async def refresh(self, kind: Kind) -> None:
-        """Compare the cache with a list of a kind and wake whose objects differ. Raises ApiError."""
-        selector = "" if kind is DEPLOYMENT_OF_ENGINES else LABEL_NAME
-        for namespace in self._namespaces:
-            items, version = await self._run(self._api.list, kind, namespace, selector)
-            where = [body for body in items if owner_key(body) is not None]
-            for key in self._cache.correct(kind, where, version, namespace):
-                self.wake(key)
-
-    async def reconcile(self, key: Key) -> bool:
-        """Make one pass over an object; return whether everything that was to be done is done."""
-        observed = self._cache.snapshot(key)
-        if observed is None or observed.is_deleting:
-            return True
-        target = resolve_target(observed, self._operator, self._fresh_key())
-        plan = make_plan(target.manifests, target.revision, observed) if target.revision is not None else Plan()
-        problems = await self._applier.execute(plan, observed)
-        after = self._cache.snapshot(key)
-        if after is None or after.uid != observed.uid:
-            return True
-        if after.generation != observed.generation:
-            # The spec changed while this pass was acting on the one before: what it would report is about neither.
-            self.wake(key)
-            return True
-        status = make_status(after, target, problems, self._now())
-        if status != after.status:
-            problem = await self._applier.write_status(after, status)
-            problems += [problem] if problem is not None else []
-            await self._record_change(after, status)
-        return not problems
-
-    async def _record_change(self, observed: Observed, status: Body) -> None:
-        """Record an event when Ready says something else than before."""
-        before, after = ready_condition(observed.status), ready_condition(status)
-        if (before.get("status"), before.get("reason")) == (after.get("status"), after.get("reason")):
-            return
-        reason = Reason(after["reason"])
-        is_warning = after["status"] == "False" and not reason.is_progress
-        log.info("ready=%s object=%s reason=%s message=%s", after["status"], observed.key, reason, after["message"])
-        await self._applier.record(observed, reason, after["message"], is_warning=is_warning, now=self._now())
-
-    async def _attend(self, key: Key, waker: asyncio.Event) -> None:
-        """Look after one object as long as it exists."""
-        failures = 0
-        while True:
-            waker.clear()
-            self._busy_since[key] = time.monotonic()
-            try:
-                done = await self.reconcile(key)
-            except Exception:
-                # A defect in one object's pass must not end the care for it, nor for the others.
-                log.exception("pass failed object=%s", key)
-                done = False
-            finally:
-                self._busy_since.pop(key, None)
-            failures = 0 if done else failures + 1
-            if self._cache.snapshot(key) is None and not waker.is_set():
-                del self._tasks[key], self._wakers[key]
-                return
-            pause = backoff(failures) * random.uniform(0.8, 1.2) if failures else None  # noqa: S311 - spreads retries
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(waker.wait(), pause)
-            if failures:
-                # Changes come in bursts; a pass that just failed is not repeated for each of them.
-                await asyncio.sleep(min(backoff(failures), 1.0))
-
-    async def _resync_forever(self) -> None:
-        while True:
-            await asyncio.sleep(RESYNC_S)
-            for kind in WATCHED_KINDS:
-                await self._try_refresh(kind)
-            for key in self._cache.keys():  # noqa: SIM118 - not a mapping
-                self.wake(key)
-
-    async def _relist_soon(self, kind: Kind) -> None:
-        # One list for the many events with which a watch begins.
-        await asyncio.sleep(1.0)
-        self._relist.discard(kind)
-        await self._try_refresh(kind)
-
-    async def _try_refresh(self, kind: Kind) -> None:
-        try:
-            await self.refresh(kind)
-        except ApiError as error:
-            log.warning("list failed kind=%s error=%s", kind.plural, error)
-
-    def _spawn(self, coroutine: Any) -> None:
-        task: asyncio.Task[None] = asyncio.create_task(coroutine)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
-    async def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+    operator: Operator
+    namespaces: tuple[str, ...]
+    health_port: int
 
 
-def backoff(failures: int) -> float:
-    """Return the pause after so many failed passes in a row, in seconds."""
-    return min(BACKOFF_FIRST_S * 2 ** min(failures - 1, 10), BACKOFF_MAX_S)
+def read_environment(environment: Mapping[str, str]) -> Environment:
+    """Return the controller's settings. Raises SettingError."""
+    image = environment.get("DCP_OPERATOR_IMAGE", "").strip()
+    if not image:
+        raise SettingError(
+            "DCP_OPERATOR_IMAGE: is not set, must be the operator's own image; routers and connectors are taken from it"
+        )
+    policy = environment.get("DCP_OPERATOR_IMAGE_PULL_POLICY", "").strip() or "IfNotPresent"
+    if policy not in ("Always", "IfNotPresent", "Never"):
+        raise SettingError(f"DCP_OPERATOR_IMAGE_PULL_POLICY: found {policy!r}, must be Always, IfNotPresent or Never")
+    listed = environment.get("DCP_WATCH_NAMESPACES", "").split(",")
+    namespaces = tuple(sorted({name.strip() for name in listed if name.strip()}))
+    return Environment(
+        Operator(image, policy), namespaces, read_port(environment, "DCP_HEALTH_PORT", _DEFAULT_HEALTH_PORT)
+    )
+
+
+def now() -> str:
+    """Return the time as RFC 3339, in seconds."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def fresh_key() -> str:
+    """Return a new key for the control channel: 32 random bytes as hex digits, base64 as a Secret holds it."""
+    return base64.b64encode(secrets.token_hex(_KEY_BYTES).encode()).decode()
+
+
+def main() -> int:
+    """Run the controller until it is told to stop; return the exit status."""
+    configure_logging()
+    try:
+        environment = read_environment(os.environ)
+        api = Api()
+        wait_for_api(api)
+        reconciler = Reconciler(
+            api, environment.operator, namespaces=environment.namespaces, now=now, fresh_key=fresh_key
+        )
+        kopf.run(
+            registry=build_registry(reconciler),
+            standalone=True,
+            clusterwide=not environment.namespaces,
+            namespaces=environment.namespaces,
+            liveness_endpoint=f"http://0.0.0.0:{environment.health_port}/healthz",
+        )
+    except (SettingError, ApiError) as error:
+        sys.stderr.write(f"dcp-operator controller: {error}\n")
+        return 1
+    except Exception:
+        log.exception("stopped by an error")
+        return 1
+    return 0

@@ -22,14 +22,11 @@ def first_difference(desired: Any, live: Any, path: str = "") -> str | None:
     """Return the path of the first thing in `desired` that `live` does not say, or None if it says everything."""
     if _is_empty(desired) and live is None:
         return None
-    if isinstance(desired, Mapping) and isinstance(live, Mapping):
+    if isinstance(desired, dict) and isinstance(live, dict):
         return _in_mapping(cast("Mapping[str, Any]", desired), cast("Mapping[str, Any]", live), path)
-    if _is_list(desired) and _is_list(live):
+    if _is_list(cast("object", desired)) and _is_list(cast("object", live)):
         return _in_list(cast("Sequence[Any]", desired), cast("Sequence[Any]", live), path)
-    same = desired == live and isinstance(desired, bool) == isinstance(live, bool)
-    if not same and _is_quantity(path) and _same_quantity(desired, live):
-        same = True
-    return None if same else path
+    return None if _is_same_value(cast("object", desired), cast("object", live), path) else path
 
 
 def _in_mapping(desired: Mapping[str, Any], live: Mapping[str, Any], path: str) -> str | None:
@@ -75,6 +72,12 @@ def _first(paths: Iterable[str | None]) -> str | None:
 def _is_quantity(path: str) -> bool:
     parts = path.split(".")
     return parts[-1] in _QUANTITIES or any(part in _QUANTITIES for part in parts[:-1])
+
+
+def _is_same_value(desired: object, live: object, path: str) -> bool:
+    if desired == live:
+        return isinstance(desired, bool) == isinstance(live, bool)
+    return _is_quantity(path) and _same_quantity(desired, live)
 
 
 def _same_quantity(one: object, other: object) -> bool:

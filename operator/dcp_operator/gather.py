@@ -145,7 +145,7 @@ def _version(value: Any) -> int | None:
 
 
 def _is_older(body: Body, known: Body) -> bool:
-    """Whether a body is strictly older than what is known: resource versions are numbers that rise (Kubernetes 1.35)."""
+    """Whether a body is strictly older than what is known; resource versions are numbers that rise."""
     version = _version(body["metadata"].get("resourceVersion"))
     present = _version(known["metadata"].get("resourceVersion"))
     return version is not None and present is not None and version < present

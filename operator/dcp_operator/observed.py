@@ -66,13 +66,8 @@ class Child:
 
     @property
     def revision(self) -> str | None:
-        """The revision that it belongs to, for workloads."""
-        return self.labels.get(names.LABEL_REVISION)
-
-    @property
-    def component(self) -> str | None:
-        """prefill, decode or router, for workloads and pods."""
-        return self.labels.get(names.LABEL_ROLE)
+        """The revision that it belongs to, for workloads: from the selector, which nobody can change."""
+        return section(self.body, "spec", "selector", "matchLabels").get(names.LABEL_REVISION)
 
     @property
     def is_deleting(self) -> bool:

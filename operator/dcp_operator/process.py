@@ -18,17 +18,17 @@ _POLL_S: Final = 5.0
 _FORMAT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
-class EnvironmentFault(ValueError):
+class SettingError(ValueError):
     """An environment variable that is missing or makes no sense; the message names it and what it should be."""
 
 
 def read_port(environment: Mapping[str, str], name: str, default: int) -> int:
-    """Return the port in an environment variable. Raises EnvironmentFault."""
+    """Return the port in an environment variable. Raises SettingError."""
     text = environment.get(name, "").strip()
     if not text:
         return default
     if not text.isdecimal() or not 0 < int(text) < 65536:
-        raise EnvironmentFault(f"{name}: found {text!r}, must be a port number from 1 to 65535")
+        raise SettingError(f"{name}: found {text!r}, must be a port number from 1 to 65535")
     return int(text)
 
 
@@ -49,6 +49,13 @@ def quiet_kopf(settings: kopf.OperatorSettings) -> None:
     settings.scanning.disabled = True
     settings.networking.connect_timeout = 5
     settings.process.ultimate_exiting_timeout = 30
+
+
+def new_registry() -> kopf.OperatorRegistry:
+    """Return a registry of handlers that logs in as `dcp_operator.client` does: kopf's own has more handlers in it."""
+    registry = kopf.OperatorRegistry()
+    kopf.on.login(registry=registry, id="client")(kopf.login_via_client)
+    return registry
 
 
 def wait_for_api(api: Api) -> None:

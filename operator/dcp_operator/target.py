@@ -46,7 +46,7 @@ def resolve_target(observed: Observed, operator: Operator, fresh_key: str) -> Ta
     spec = loaded.obj.spec
     report = check(loaded.obj)
     if report.violations:
-        return Target(spec, tuple(report.violations), tuple(report.warnings))
+        return Target(spec, report.violations, report.warnings)
     try:
         draft = Context(
             name=observed.key.name,
@@ -58,9 +58,9 @@ def resolve_target(observed: Observed, operator: Operator, fresh_key: str) -> Ta
             kv_key=observed.kv_key() or fresh_key,
         )
         context = _as_created(draft, observed)
-        return Target(spec, (), tuple(report.warnings), revision_of(context), tuple(render_context(context)))
+        return Target(spec, (), report.warnings, revision_of(context), tuple(render_context(context)))
     except (TemplateError, ValidationError) as error:
-        return Target(spec, (unrenderable(error),), tuple(report.warnings))
+        return Target(spec, (unrenderable(error),), report.warnings)
 
 
 def unrenderable(error: TemplateError | ValidationError) -> Finding:

@@ -22,7 +22,7 @@ from aiohttp import web
 from dcp_operator.admission import review
 from dcp_operator.client import Api, ApiError
 from dcp_operator.kinds import DEPLOYMENT_OF_ENGINES
-from dcp_operator.process import EnvironmentFault, configure_logging, quiet_kopf, read_port, wait_for_api
+from dcp_operator.process import SettingError, configure_logging, new_registry, quiet_kopf, read_port, wait_for_api
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Environment:
 
 
 def read_environment(environment: Mapping[str, str]) -> Environment:
-    """Return the webhook's settings. Raises EnvironmentFault."""
+    """Return the webhook's settings. Raises SettingError."""
     return Environment(
         cert_dir=Path(environment.get("DCP_WEBHOOK_CERT_DIR", "").strip() or _DEFAULT_CERT_DIR),
         port=read_port(environment, "DCP_WEBHOOK_PORT", _DEFAULT_PORT),
@@ -138,7 +138,7 @@ class AdmissionServer:
 
 def build_registry(server: AdmissionServer) -> kopf.OperatorRegistry:
     """Return kopf's registry with the webhook's handler. No other is in it, so kopf watches nothing."""
-    registry = kopf.OperatorRegistry()
+    registry = new_registry()
     kind = DEPLOYMENT_OF_ENGINES
 
     @kopf.on.startup(registry=registry)
@@ -172,8 +172,11 @@ def main() -> int:
             standalone=True,
             clusterwide=True,
         )
-    except (EnvironmentFault, ApiError, OSError) as error:
+    except (SettingError, ApiError) as error:
         sys.stderr.write(f"dcp-operator webhook: {error}\n")
+        return 1
+    except Exception:
+        log.exception("stopped by an error")
         return 1
     return 0
 
@@ -195,8 +198,8 @@ async def _answer_review(request: web.Request, answer: kopf.WebhookFn) -> web.Re
     except Exception:
         log.exception("review failed uid=%s", uid)
         words = (
-            "the dcp-disagg webhook failed while it judged this object, so it refuses it; the cause is in the webhook's "
-            f"log under uid {uid}"
+            "the dcp-disagg webhook failed while it judged this object, so it refuses it; the cause is in its log "
+            f"under uid {uid}"
         )
         return web.json_response(_refusal(uid, words, 500))
 

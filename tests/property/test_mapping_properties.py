@@ -1,5 +1,6 @@
 """Mapping against brute force: every pair of valid sides in a grid, and random ones of any size."""
 
+import math
 from functools import cache
 
 import numpy as np
@@ -126,6 +127,15 @@ def test_random_pairs_and_ranges_are_mapped_as_brute_force_says(pair, data):
     prefill, decode = pair
     end = data.draw(st.integers(0, 1500), label="end")
     _check_runs(prefill, decode, data.draw(st.integers(0, end), label="start"), end)
+
+
+@settings(max_examples=150, deadline=None)
+@given(pair=_pairs())
+def test_shards_have_tokens_in_common_exactly_when_a_long_sequence_has_one(pair):
+    prefill, decode = pair
+    repeat = math.lcm(prefill.w * prefill.i, decode.w * decode.i)
+    for (a, b), rows in _needed((prefill.w, prefill.i), (decode.w, decode.i), 0, repeat).items():
+        assert shares_tokens(_layout(prefill), _layout(decode), a, b) == bool(rows)
 
 
 @settings(max_examples=150, deadline=None)

@@ -144,15 +144,19 @@ class EnginePool:
                 self._engines[spec] = start_engine(spec, self._folder)
         return tuple(self._wait(spec) for spec in specs)
 
-    def answers(self, spec: EngineSpec, prompts: Sequence[str], *, max_tokens: int = 24) -> list[tuple[int, ...]]:
-        """Return the greedy tokens of an engine for prompts, one request at a time. Asks only what was not asked yet.
+    def answers(
+        self, spec: EngineSpec, prompts: Sequence[str], *, max_tokens: int = 24, concurrency: int = 4
+    ) -> list[tuple[int, ...]]:
+        """Return the greedy tokens of an engine for prompts. Asks only what was not asked yet of an equal engine.
 
-        A repeated prompt of one call is asked once: answers from the prefix cache are for tests of their own.
+        So the answers of a plain engine outlive the engine, and a repeated prompt is asked once: answers from the
+        prefix cache are for tests of their own.
         """
         wanted = [p for p in dict.fromkeys(prompts) if (spec, p, max_tokens) not in self._answers]
         if wanted:
             (engine,) = self.get(spec)
-            for prompt, completion in zip(wanted, complete_all(engine.url, wanted, max_tokens=max_tokens), strict=True):
+            got = complete_all(engine.url, wanted, max_tokens=max_tokens, concurrency=concurrency)
+            for prompt, completion in zip(wanted, got, strict=True):
                 self._answers[spec, prompt, max_tokens] = completion.token_ids
         return [self._answers[spec, prompt, max_tokens] for prompt in prompts]
 

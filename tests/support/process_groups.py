@@ -84,9 +84,13 @@ class ProcessGroup:
             return
 
     def stop(self) -> None:
-        """End the group, by SIGTERM and then SIGKILL, and remove its TMPDIR and what it left in /dev/shm."""
+        """End the group, and remove its TMPDIR and what it left in /dev/shm.
+
+        SIGTERM goes to the leader alone, as it would in a pod: the engine then ends its workers in its own order.
+        """
+        # vLLM leaves the shared memory of its tensor-parallel ranks behind however it ends.
         shared = {path for pid in self.members() for path in _shared_memory(pid)}
-        self.signal(signal.SIGTERM)
+        self.process.terminate()
         deadline = time.monotonic() + _TERM_GRACE_S
         while self._alive() and time.monotonic() < deadline:
             time.sleep(0.1)

@@ -127,8 +127,10 @@ def test_the_rules_refuse_exactly_the_sides_whose_ranks_do_not_fit():
             "interleave 32 doesn't divide block size 16; nearest interleave that does: 16",
             id="interleave larger than the block",
         ),
-        pytest.param((2, 2, 0, 16, 1), "positive-sizes", "interleave is 0; it has to be 1 or more", id="zero"),
-        pytest.param((2, 2, 1, -16, 1), "positive-sizes", "block size is -16; it has to be 1 or more", id="negative"),
+        pytest.param((2, 2, 0, 16, 1), "size-in-range", "interleave is 0; it has to be from 1 to 1048576", id="zero"),
+        pytest.param(
+            (2, 2, 1, -16, 1), "size-in-range", "block size is -16; it has to be from 1 to 1048576", id="negative"
+        ),
     ],
 )
 def test_an_impossible_side_is_refused_in_words(sizes, rule, words):
@@ -136,6 +138,14 @@ def test_an_impossible_side_is_refused_in_words(sizes, rule, words):
         Sizes(*sizes).layout()
     assert str(refused.value) == words
     assert [violation.rule for violation in refused.value.violations] == [rule]
+
+
+@pytest.mark.timeout(5)
+def test_absurd_sizes_are_refused_without_a_long_search():
+    with pytest.raises(GeometryError, match="block size is 1152921504606846976; it has to be from 1 to 1048576"):
+        Sizes(1, 1, 1, 2**60, 1).layout()
+    with pytest.raises(GeometryError, match="nearest interleave that does: 1 or 3"):
+        Sizes(2, 2, 2, 2**20 - 1, 1).layout()
 
 
 def test_all_broken_rules_are_reported_at_once():

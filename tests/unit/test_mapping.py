@@ -167,14 +167,15 @@ def test_sources_by_hand(prefill, decode, decode_rank, expected):
     assert sources(Sizes(*prefill).layout(), Sizes(*decode).layout(), decode_rank, "any") == expected
 
 
-def test_the_choice_of_replica_is_the_same_in_every_process():
-    prefill, decode = Sizes(8, 1, 1, 16, 1).layout(), Sizes(8, 8, 1, 16, 1).layout()
-    chosen = [sources(prefill, decode, rank, "cmpl-7")[0].prefill_rank for rank in range(8)]
-    assert chosen == FROZEN_CHOICE
-
-
-#: A change here is a change of the protocol: both sides compute the pairing and never exchange it.
-FROZEN_CHOICE = [2, 3, 4, 5, 6, 7, 0, 1]
+@pytest.mark.parametrize(
+    ("transfer_id", "ranks_of_head_0", "ranks_of_head_1"),
+    [("cmpl-7", [0, 1], [4, 7]), ("", [0, 1], [4, 5]), ("übertragung", [0, 3], [4, 5])],
+)
+def test_the_choice_of_replica_never_changes(transfer_id, ranks_of_head_0, ranks_of_head_1):
+    # A change here is a change of the protocol: both sides compute the pairing and never exchange it.
+    prefill, decode = Sizes(8, 2, 1, 16, 2).layout(), Sizes(2, 1, 1, 16, 2).layout()
+    chosen = [[source.prefill_rank for source in sources(prefill, decode, rank, transfer_id)] for rank in (0, 1)]
+    assert chosen == [ranks_of_head_0, ranks_of_head_1]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard, cast, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from dcp_operator.api.base import API_VERSION, KIND
+from dcp_operator.api.base import API_VERSION, GROUP, KIND
 from dcp_operator.api.findings import SCHEMA_RULE, Finding, kind_of, show
 from dcp_operator.api.objects import DCPDisaggDeployment
 from dcp_operator.api.spec import INT_OR_PERCENT_PATTERN, MAX_REPLICAS, URI_PATTERN, Spec
@@ -35,12 +35,13 @@ class Loaded:
 
 
 def is_ours(body: object) -> bool:
-    """Whether a document is meant to be a DCPDisaggDeployment, of any version of our API group."""
-    if not isinstance(body, Mapping):
+    """Whether a document is meant to be a DCPDisaggDeployment: by its kind, or, with the kind misspelt, by its
+    group."""
+    if not isinstance(body, dict):
         return False
-    document = cast("Mapping[object, object]", body)
-    group = str(document.get("apiVersion", "")).split("/", maxsplit=1)[0]
-    return document.get("kind") == KIND and group == API_VERSION.split("/", maxsplit=1)[0]
+    document = cast("dict[Any, Any]", body)
+    group = str(document.get("apiVersion", "")).partition("/")[0]
+    return document.get("kind") == KIND or group == GROUP
 
 
 def load(body: Mapping[str, Any]) -> Loaded:

@@ -11,12 +11,13 @@ from typing import Any, Final
 from dcp_connector.config import ConnectorConfig, kv_transfer_config
 from dcp_operator.api.spec import Spec
 from dcp_operator.build.model_source import model_source
-from dcp_operator.settings import EngineSettings, Role, resolve_role, role_spec
+from dcp_operator.settings import DRAIN_TIMEOUT_S, EngineSettings, Role, resolve_role, role_spec
 
-#: How long an engine that was asked to stop goes on with its running requests, in seconds (--shutdown-timeout).
-DRAIN_TIMEOUT_S: Final = 60
 #: What an engine may need beyond drain and lease to end its processes, in seconds.
 EXIT_MARGIN_S: Final = 30
+
+#: Infinity is a number to YAML and to the connector, but not a grace period.
+_MAX_LEASE_S: Final = 1e9
 
 _KV_ROLE: Final[dict[Role, Any]] = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
 
@@ -33,7 +34,7 @@ def connector_config(spec: Spec) -> ConnectorConfig:
 
 def termination_grace_s(config: ConnectorConfig) -> int:
     """Return the grace period of an engine pod, in seconds: requests end, then held KV is fetched or expires."""
-    return DRAIN_TIMEOUT_S + math.ceil(config.lease_s) + EXIT_MARGIN_S
+    return DRAIN_TIMEOUT_S + math.ceil(min(config.lease_s, _MAX_LEASE_S)) + EXIT_MARGIN_S
 
 
 def engine_args(name: str, spec: Spec, role: Role) -> list[str]:

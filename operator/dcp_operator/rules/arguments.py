@@ -155,10 +155,11 @@ def _served_name(context: Context, role: RoleContext) -> Iterator[Problem]:
     flag = role.arguments.last("--served-model-name")
     wanted = context.spec.model.served_name or context.obj.metadata.name
     if flag is not None and list(flag.values) != [wanted]:
+        hint = f", or set the field to {show(flag.value)}" if len(flag.values) == 1 else ""
         yield Problem(
             role.argument_path(flag.index),
-            f"{written(flag)} says {show(flag.value)}, but spec.model.servedName is {show(wanted)}; "
-            f"remove the argument, or set the field to {show(flag.value)}",
+            f"{written(flag)} says {show(flag.value)}, but spec.model.servedName is {show(wanted)}; remove the argument"
+            f"{hint}",
         )
 
 

@@ -85,10 +85,12 @@ def max_model_len(context: Context) -> Iterator[Problem]:
     if prefill is None or decode is None or prefill == decode:
         return
     if decode < prefill:
+        limit = context.geometry.max_model_len if context.geometry else None
+        raised = f"{prefill} here, or " if limit is None or prefill <= limit else ""
         yield Problem(
             decode_path,
             f"{decode} is below {prefill_path} {prefill}, and decode must take every prompt that "
-            f"prefill takes; nearest that works: {prefill}",
+            f"prefill takes; nearest that {'work' if raised else 'works'}: {raised}{decode} in {prefill_path}",
         )
     else:
         yield Problem(

@@ -140,6 +140,20 @@ CONTAINER = {
     "workingDir": TEXT,
 }
 
+PROBE = {"exec": MAP, "grpc": MAP, "httpGet": MAP, "tcpSocket": MAP}
+
 RESOURCES = {"limits": MAP, "requests": MAP, "claims": _list_by("name")}
 
-PROBE = {"exec": MAP, "grpc": MAP, "httpGet": MAP, "tcpSocket": MAP}
+#: Maps within a container that are merged field by field, and the maps within those.
+MERGED_MAPS = {
+    "securityContext": {"capabilities": MAP},
+    "resources": RESOURCES,
+    "startupProbe": PROBE,
+    "readinessProbe": PROBE,
+    "livenessProbe": PROBE,
+}
+
+#: Every field that is a list merged by a key, wherever it belongs: nothing else may stand under these names.
+KEYED_LISTS = frozenset(
+    name for fields in (POD, CONTAINER, RESOURCES) for name, kind in fields.items() if kind.element_key is not None
+)

@@ -109,14 +109,11 @@ def _containers(spec: Mapping[str, Any], key: str, path: str) -> Iterator[Contai
 
 def _container_problems(container: Container) -> Iterator[ShapeProblem]:
     yield from _fields(container.content, container.path, pod_fields.CONTAINER)
-    security = as_map(container.content.get("securityContext"))
-    yield from _fields(security, f"{container.path}.securityContext", {"capabilities": pod_fields.MAP}, closed=False)
-    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        yield from _fields(
-            as_map(container.content.get(probe)), f"{container.path}.{probe}", pod_fields.PROBE, closed=False
-        )
-    resources = as_map(container.content.get("resources"))
-    yield from _fields(resources, f"{container.path}.resources", pod_fields.RESOURCES)
+    for name, known in pod_fields.MERGED_MAPS.items():
+        outer = as_map(container.content.get(name))
+        yield from _fields(outer, f"{container.path}.{name}", known, closed=name == "resources")
+        for inner in known:
+            yield from _fields(as_map(outer.get(inner)), f"{container.path}.{name}.{inner}", {}, closed=False)
     for section in ("limits", "requests"):
         for name, amount in container.resources(section).items():
             yield from _quantity(amount, f"{container.path}.resources.{section}[{name}]")
@@ -135,10 +132,15 @@ def _quantity(amount: object, path: str) -> Iterator[ShapeProblem]:
 def _fields(
     content: Mapping[str, Any], path: str, known: Mapping[str, pod_fields.Kind], *, closed: bool = True
 ) -> Iterator[ShapeProblem]:
-    """Check the fields of one map against what is known of them; `closed`: an unknown field is worth a warning."""
+    """Check the fields of one map against what is known of them; `closed`: an unknown field is worth a warning.
+
+    A list of containers, volumes and the like in the wrong place is an error: it would be merged as one.
+    """
     for name, value in content.items():
         if name in known:
             yield from _field(value, f"{path}.{name}", known[name])
+        elif name in pod_fields.KEYED_LISTS:
+            yield ShapeProblem(f"{path}.{name}", "is no field that Kubernetes has here; check the indentation")
         elif closed:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
@@ -160,7 +162,10 @@ def _element(item: object, path: str, key: str) -> Iterator[ShapeProblem]:
     if not isinstance(item, dict):
         yield ShapeProblem(path, f"found {kind_of(item)} ({show(item)}), must be a map")
         return
-    value = as_map(cast("object", item)).get(key)
+    content = as_map(cast("object", item))
+    if key != "name":
+        yield from _fields(content, path, {}, closed=False)
+    value = content.get(key)
     wanted = int if key == "containerPort" else str
     if value is None:
         yield ShapeProblem(path, f"has no {key}, by which it is told apart from the others")

@@ -41,7 +41,7 @@ class Shard:
     def row(self, positions: Any) -> Any:
         """Return the rows within the blocks, of tokens that this shard holds."""
         offset = self._offset(positions)
-        return offset // (self.world * self.interleave) * self.interleave + offset % self.interleave
+        return offset // (self.world * self.interleave) * self.interleave + offset % self.world
 
     def _offset(self, positions: Any) -> Any:
         return positions % (self.block_size * self.world)
@@ -53,8 +53,8 @@ def shard_of_rank(rank: int, world: int) -> int:
     With DCP_TEST_SWAP_SHARDS=1 rank c writes and reads as shard W-1-c. That is only a renaming: an engine that computes
     its own KV gives the same tokens as before. KV that comes from a peer, though, was laid out for shard c, and is
     now read as that of another shard. Attention does not depend on the order of rows (RoPE went into the keys before
-    they were stored), so what changes is the *number* of rows: where the shards of a prompt differ in length,
-    one rank ignores rows that arrived and another reads as many that nobody wrote. A prompt of n tokens can only
-    show it if its shards differ in length; equal lengths hide it.
+    they were stored), so what changes is the *number* of rows: where the shards of what arrived differ in length, one
+    rank ignores rows that arrived and another reads rows that nobody wrote. Shards of equal length hide the swap,
+    which is why the comparison needs prompts off the multiples of W * interleave.
     """
     return world - 1 - rank if os.environ.get(SWAP_ENV) == "1" else rank

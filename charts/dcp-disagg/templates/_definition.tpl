@@ -1,0 +1,39 @@
+{{/*
+What to do with the CustomResourceDefinition, as YAML: `render` it or not, and `note` for the user where not.
+
+The definition is one per cluster, releases may be several. The release that installed it upgrades it; the others leave
+it alone. When that release is gone, nobody upgrades the definition any more: a differing one then stops the installation
+with the command that takes it over, because a controller with an older definition would lose fields.
+*/}}
+{{- define "dcp-disagg.definition" -}}
+{{- $render := false }}
+{{- $note := "" }}
+{{- if .Values.crds.install }}
+  {{- $mine := .Files.Get "files/dcpdisaggdeployments.dcpdisagg.io.yaml" | fromYaml }}
+  {{- $live := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" $mine.metadata.name }}
+  {{- $owner := dig "metadata" "annotations" "meta.helm.sh/release-name" "" $live }}
+  {{- $namespace := dig "metadata" "annotations" "meta.helm.sh/release-namespace" "" $live }}
+  {{- $own := and (eq $owner .Release.Name) (eq $namespace .Release.Namespace) }}
+  {{- $render = or (not $live) $own .Values.crds.adopt }}
+  {{- if not $render }}
+    {{- $alive := false }}
+    {{- $releases := lookup "admissionregistration.k8s.io/v1" "ValidatingWebhookConfiguration" "" "" }}
+    {{- range dig "items" (list) $releases }}
+      {{- $notes := dig "annotations" (dict) .metadata }}
+      {{- if and (hasKey $notes "dcpdisagg.io/watched-namespaces") (eq $owner (dig "meta.helm.sh/release-name" "" $notes)) (eq $namespace (dig "meta.helm.sh/release-namespace" "" $notes)) }}
+        {{- $alive = true }}
+      {{- end }}
+    {{- end }}
+    {{- $who := ternary (printf "release %q in namespace %q" $owner $namespace) "no Helm release" (ne $owner "") }}
+    {{- $same := eq (dig "spec" "versions" list $live | toJson) (dig "spec" "versions" list $mine | toJson) }}
+    {{- if and $owner (not $alive) (not $same) }}
+      {{- fail (printf "CustomResourceDefinition %s: it differs from this chart's and belongs to %s, which is gone, so nothing upgrades it; take it over by adding --set crds.adopt=true --take-ownership" $mine.metadata.name $who) }}
+    {{- end }}
+    {{- $note = printf "The CustomResourceDefinition belongs to %s, so this release left it as it is." $who }}
+    {{- if not $same }}
+      {{- $note = printf "%s\nIt differs from this chart's: upgrade it there, or add --set crds.adopt=true --take-ownership to take it over." $note }}
+    {{- end }}
+  {{- end }}
+{{- end }}
+{{- dict "render" $render "note" $note | toYaml }}
+{{- end }}

@@ -1,0 +1,279 @@
+"""The rules against the connector's geometry, their suggestions, and their composure before any object."""
+
+import copy
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from dcp_connector.geometry import find_violations
+from dcp_operator.api.findings import Severity
+from dcp_operator.api.load import load
+from dcp_operator.build import render
+from dcp_operator.flags import known_flags
+from dcp_operator.rules import check, check_body, rule_ids
+from tests.support.specimens import merged, role, sizes, specimen
+
+#: Rules on one role's sizes that say whether the role can be one side of a transfer.
+SIDE_RULES = {"dcp-divides-tp", "heads-divide-tp", "gqa-dcp-replicas", "interleave-divides-block"}
+ROLES = ("prefill", "decode")
+
+SIZE = st.integers(1, 16)
+BLOCK = st.sampled_from([1, 2, 3, 4, 6, 12, 16, 24, 64])
+
+
+@st.composite
+def sides(draw):
+    """Sizes of one role, valid or not, with a model for them."""
+    attention = draw(st.sampled_from(["mla", "gqa"]))
+    kv_heads = 1 if attention == "mla" else draw(st.sampled_from([1, 2, 3, 4, 8]))
+    return {
+        "tensor": draw(SIZE),
+        "decodeContext": draw(SIZE),
+        "blockSize": draw(BLOCK),
+        "interleave": draw(BLOCK),
+        "attention": attention,
+        "kvHeads": kv_heads,
+        "attentionHeads": kv_heads * draw(st.integers(1, 48)),
+    }
+
+
+def body_of(side, name="decode"):
+    """Return an object one of whose roles has these sizes; the other role is valid with every model."""
+    geometry = {key: side[key] for key in ("attention", "kvHeads", "attentionHeads")}
+    other = "prefill" if name == "decode" else "decode"
+    return specimen(
+        {"spec": {"model": {"geometry": geometry}}},
+        sizes(other, tensor=1, decodeContext=1),
+        sizes(name, tensor=side["tensor"], decodeContext=side["decodeContext"]),
+        role(name, blockSize=side["blockSize"], kvCacheInterleaveSize=side["interleave"]),
+    )
+
+
+def refused_by(body):
+    return {finding.rule for finding in check_body(body).violations}
+
+
+def transfer_refuses(side):
+    return bool(
+        find_violations(
+            tensor_parallel_size=side["tensor"],
+            dcp_size=side["decodeContext"],
+            interleave=side["interleave"],
+            block_size=side["blockSize"],
+            num_kv_heads=side["kvHeads"],
+        )
+    )
+
+
+def engine_refuses(side):
+    """What vLLM itself checks beyond what a transfer needs (config/parallel.py, config/model.py)."""
+    tensor, context, heads = side["tensor"], side["decodeContext"], side["kvHeads"]
+    refused = side["attentionHeads"] % tensor != 0
+    if context > 1 and side["attention"] == "gqa":
+        refused |= tensor <= heads or context > tensor // heads or (side["attentionHeads"] // heads) % context != 0
+    return refused
+
+
+@given(sides(), st.sampled_from(ROLES))
+def test_nothing_is_allowed_that_a_transfer_or_the_engine_refuses(side, name):
+    if not refused_by(body_of(side, name)) & SIDE_RULES:
+        assert not transfer_refuses(side)
+        assert not engine_refuses(side)
+
+
+@given(sides(), st.sampled_from(ROLES))
+def test_nothing_is_refused_that_both_take(side, name):
+    refused = refused_by(body_of(side, name)) & SIDE_RULES
+    if not transfer_refuses(side) and not engine_refuses(side):
+        # Policy: with one shard an interleave does nothing, but it must make sense once there are more.
+        allowed_policy = {"interleave-divides-block"} if side["decodeContext"] == 1 else set()
+        assert refused <= allowed_policy
+
+
+def test_brute_force_over_small_sides():
+    """Every combination of small sizes, so that no corner is left to chance."""
+    compared = refused_count = 0
+    for tensor in (1, 2, 3, 4, 6, 8, 12):
+        for context in (1, 2, 3, 4, 6):
+            for heads, per_head in ((1, 8), (1, 24), (2, 12), (4, 8), (3, 16)):
+                for attention in ("gqa", "mla") if heads == 1 else ("gqa",):
+                    side = {
+                        "tensor": tensor,
+                        "decodeContext": context,
+                        "blockSize": 12,
+                        "interleave": 5 if (tensor + context) % 4 == 0 else 4,
+                        "attention": attention,
+                        "kvHeads": heads,
+                        "attentionHeads": heads * per_head,
+                    }
+                    refused = bool(refused_by(body_of(side)) & SIDE_RULES)
+                    policy = context == 1 and side["blockSize"] % side["interleave"] != 0
+                    assert refused == (transfer_refuses(side) or engine_refuses(side) or policy), side
+                    compared += 1
+                    refused_count += refused
+    assert compared == 245
+    assert 50 < refused_count < 240
+
+
+SUGGESTING = {
+    "dcp-divides-tp": ("parallelism", "decodeContext"),
+    "gqa-dcp-replicas": ("parallelism", "decodeContext"),
+    "heads-divide-tp": ("parallelism", "tensor"),
+    "interleave-divides-block": ("kvCacheInterleaveSize",),
+}
+
+
+def suggestions(finding):
+    _, marker, rest = finding.message.partition("; nearest that work")
+    return [int(word) for word in rest.partition(": ")[2].split(", ")] if marker else []
+
+
+@given(sides(), st.sampled_from(ROLES))
+def test_every_suggestion_satisfies_its_rule_and_breaks_no_other_rule_on_sizes(side, name):
+    body = body_of(side, name)
+    before = refused_by(body) & SIDE_RULES
+    for finding in check_body(body).violations:
+        if finding.rule not in SUGGESTING:
+            continue
+        values = suggestions(finding)
+        assert values, finding  # 1 always works for these
+        for value in values:
+            changed = copy.deepcopy(body)
+            holder = changed["spec"][name]
+            *way, last = SUGGESTING[finding.rule]
+            for step in way:
+                holder = holder[step]
+            holder[last] = value
+            after = refused_by(changed) & SIDE_RULES
+            assert finding.rule not in after, (finding, value)
+            assert after <= before or finding.rule == "heads-divide-tp", (finding, value, after)
+
+
+@given(sides())
+def test_a_single_mistake_is_cured_by_each_suggestion(side):
+    body = body_of(side)
+    findings = check_body(body).violations
+    assume(len(findings) == 1)
+    assume(findings[0].rule in SUGGESTING)
+    for value in suggestions(findings[0]):
+        changed = copy.deepcopy(body)
+        holder = changed["spec"]["decode"]
+        *way, last = SUGGESTING[findings[0].rule]
+        for step in way:
+            holder = holder[step]
+        holder[last] = value
+        remaining = refused_by(changed)
+        # A tensor size that suits heads and decode context may not exist; the context is then the next finding.
+        assert remaining <= {"dcp-divides-tp", "gqa-dcp-replicas"}, (findings[0], value)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=8,
+)
+POD_WORDS = st.sampled_from(
+    [
+        "metadata", "labels", "annotations", "spec", "containers", "initContainers", "name", "main", "image", "args",
+        "command", "env", "value", "valueFrom", "resources", "limits", "requests", "claims", "nvidia.com/gpu", "cpu",
+        "memory", "ports", "containerPort", "volumes", "volumeMounts", "mountPath", "hostNetwork", "securityContext",
+        "capabilities", "privileged", "startupProbe", "livenessProbe", "httpGet", "restartPolicy", "emptyDir",
+        "terminationGracePeriodSeconds", "dcpdisagg.io/role", "PYTHONPATH", "connector", "dshm", "hostAliases", "ip",
+    ]
+)  # fmt: skip
+POD_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 300) | POD_WORDS | st.sampled_from(["1Gi", "8", "-1", "x", ""]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(POD_WORDS, inner, max_size=4),
+    max_leaves=12,
+)
+ENTRY = st.dictionaries(POD_WORDS, POD_JSON, max_size=3).map(lambda fields: {"name": "main", **fields})
+TEMPLATE = st.fixed_dictionaries(
+    {},
+    optional={
+        "metadata": st.dictionaries(st.sampled_from(["labels", "annotations"]), POD_JSON, max_size=2),
+        "spec": st.dictionaries(POD_WORDS, POD_JSON | st.lists(ENTRY, max_size=2), max_size=4),
+    },
+)
+ARGUMENT = (
+    st.sampled_from(list(known_flags().by_name))
+    | st.text(max_size=10)
+    | st.tuples(st.sampled_from(list(known_flags().by_name)), st.sampled_from(["1", "x", "8k", "", "auto", "a_b"])).map(
+        "=".join
+    )
+)
+
+
+@given(
+    template=TEMPLATE | st.dictionaries(st.text(max_size=5), JSON, max_size=3),
+    place=st.sampled_from([*ROLES, "router"]),
+)
+def test_a_template_never_makes_the_rules_stumble_and_an_allowed_one_can_be_rendered(template, place):
+    loaded = load(specimen(role(place, template=template)))
+    assert loaded.obj is not None
+    report = check(loaded.obj)
+    if report.allowed:
+        render("chat", "models", loaded.obj.spec, operator_image="x")
+
+
+@given(
+    arguments=st.lists(ARGUMENT, max_size=6),
+    extra=st.dictionaries(
+        st.sampled_from(["lease_s", "path", "staging_bytes", "mooncake_protocol", "lease"]) | st.text(max_size=5),
+        JSON,
+        max_size=3,
+    ),
+    name=st.sampled_from(ROLES),
+)
+def test_arguments_and_options_never_make_the_rules_stumble(arguments, extra, name):
+    loaded = load(specimen(role(name, extraArgs=arguments), {"spec": {"kvConnector": {"extraConfig": extra}}}))
+    assert loaded.obj is not None
+    report = check(loaded.obj)
+    assert {finding.rule for finding in (*report.violations, *report.warnings)} <= set(rule_ids())
+    for finding in (*report.violations, *report.warnings):
+        assert finding.path.startswith(("metadata.", "spec."))
+        assert "\n" not in str(finding)
+        assert len(str(finding)) < 600, finding
+    if report.allowed:
+        render("chat", "models", loaded.obj.spec, operator_image="x")
+
+
+@given(sides(), sides())
+def test_the_same_object_gives_the_same_findings_in_the_same_order(prefill, decode):
+    body = merged(body_of(prefill, "prefill"), {"spec": {"decode": body_of(decode)["spec"]["decode"]}})
+    first = check_body(body)
+    assert first == check_body(copy.deepcopy(body))
+    order = [rule_ids().index(finding.rule) for finding in first.violations]
+    assert order == sorted(order)
+
+
+@given(
+    st.recursive(
+        JSON, lambda inner: st.dictionaries(st.sampled_from(["spec", "metadata", "kind"]), inner), max_leaves=5
+    )
+)
+def test_no_document_makes_the_rules_stumble(document):
+    if isinstance(document, dict):
+        assert not check_body(document).allowed
+
+
+@pytest.mark.parametrize("rule", rule_ids())
+def test_every_rule_explains_itself_in_three_parts(rule):
+    from dcp_operator.rules import explain
+
+    text = explain(rule)
+    assert text is not None
+    assert text.count("\n\n") >= 2, "what it asks for, why, what to do"
+
+
+def test_deep_and_large_values_do_not_make_the_rules_stumble():
+    deep: dict = {}
+    for level in range(5000):
+        deep = {"a": deep, "name": "main"} if level % 2 else {"spec": [deep]}
+    body = specimen(role("prefill", extraArgs=["-" * 4096, "--" + "a." * 2000, "--x=" + "9" * 4000]))
+    body["spec"]["decode"]["template"] = {"spec": {"containers": [deep], "volumes": ["x" * 1_000_000]}}
+    body["spec"]["kvConnector"]["extraConfig"] = {"lease_s": deep, "path": ["x"] * 10_000}
+    report = check_body(body)
+    assert not report.allowed
+    assert all(finding.severity is Severity.ERROR for finding in report.violations)
+    assert max(len(str(finding)) for finding in report.violations) < 600

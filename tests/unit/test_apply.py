@@ -1,0 +1,137 @@
+"""What the writer does with a plan, against a simulated API server that can refuse."""
+
+import asyncio
+
+import pytest
+
+from dcp_operator import names
+from dcp_operator.apply import Applier, problem_of
+from dcp_operator.client import ApiError
+from dcp_operator.gather import Cache
+from dcp_operator.kinds import DEPLOYMENT_OF_ENGINES, SERVICE, Ref
+from dcp_operator.observed import Key
+from dcp_operator.plan import make_plan
+from dcp_operator.reasons import Reason
+from dcp_operator.target import Operator, resolve_target
+from tests.support.objects import owner
+from tests.support.simulated_api import SimulatedApi, observe
+
+
+async def run(function, *arguments):
+    return function(*arguments)
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.api = SimulatedApi()
+        self.api.put(owner())
+        self.cache = Cache()
+        self.applier = Applier(self.api, self.cache, run)
+
+    def execute(self, *, deliver: bool = True) -> list:
+        observed = observe(self.api, cache=self.cache) if deliver else self.cache.snapshot(Key("models", "chat"))
+        assert observed is not None
+        target = resolve_target(observed, Operator("acme/operator:1"), "ZnJlc2g=")
+        plan = make_plan(target.manifests, target.revision or "", observed)
+        return asyncio.run(self.applier.execute(plan, observed))
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_what_was_written_is_known_without_waiting_for_the_watch(bench: Bench):
+    assert bench.execute() == []
+    bench.api.writes.clear()
+    assert bench.execute(deliver=False) == []
+    assert bench.api.writes == []
+
+
+def test_a_name_that_is_taken_is_not_taken_over(bench: Bench):
+    theirs = {"kind": "Service", "metadata": {"name": "chat", "namespace": "models"}, "spec": {"theirs": True}}
+    bench.api.put(theirs)
+    (problem,) = bench.execute()
+    assert problem.reason is Reason.NAME_TAKEN
+    assert "Service chat exists already and was not made for this object" in problem.message
+    assert bench.api.objects["Service", "models", "chat"]["spec"] == {"theirs": True}
+
+
+def test_a_child_that_lost_its_label_is_found_by_its_name_and_repaired(bench: Bench):
+    bench.execute()
+    service = bench.api.objects["Service", "models", "chat"]
+    service["metadata"]["labels"] = {}
+    bench.cache.correct(SERVICE, [], "999999", None)
+    assert bench.execute() == []
+    assert bench.api.objects["Service", "models", "chat"]["metadata"]["labels"][names.LABEL_NAME] == "chat"
+
+
+def test_one_refused_manifest_does_not_keep_the_others_from_being_applied(bench: Bench):
+    bench.api.refuse["apply", "Secret"] = ApiError(422, "Invalid", "data.key: too long")
+    (problem,) = bench.execute()
+    assert problem.reason is Reason.APPLY_REJECTED
+    assert ("Service", "chat") in bench.api.children()
+
+
+def test_a_server_that_does_not_answer_ends_the_pass(bench: Bench):
+    bench.api.refuse["apply", "Secret"] = ApiError(0, "Unreachable", "no route")
+    (problem,) = bench.execute()
+    assert problem.reason is Reason.API_UNAVAILABLE
+    assert bench.api.children() == {}
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            ApiError(403, "Forbidden", 'services is forbidden: User "u" cannot patch resource "services"'),
+            Reason.PERMISSION_DENIED,
+        ),
+        (ApiError(403, "Forbidden", "exceeded quota: services"), Reason.APPLY_REJECTED),
+        (
+            ApiError(
+                403, "Forbidden", "unable to create new content in namespace models because it is being terminated"
+            ),
+            Reason.APPLY_REJECTED,
+        ),
+        (ApiError(422, "Invalid", "spec.replicas: must be at least 0"), Reason.APPLY_REJECTED),
+        (ApiError(400, "BadRequest", "unknown field"), Reason.APPLY_REJECTED),
+        (ApiError(404, "NotFound", 'namespaces "models" not found'), Reason.APPLY_REJECTED),
+        (ApiError(409, "Conflict", "the object has been modified"), Reason.API_UNAVAILABLE),
+        (ApiError(429, "TooManyRequests", "slow down"), Reason.API_UNAVAILABLE),
+        (ApiError(500, "InternalError", "etcd"), Reason.API_UNAVAILABLE),
+        (ApiError(0, "Unreachable", "no route"), Reason.API_UNAVAILABLE),
+    ],
+)
+def test_an_answer_of_the_api_server_is_put_into_the_words_of_the_list(error: ApiError, reason: Reason):
+    problem = problem_of(error, "apply Service chat")
+    assert problem.reason is reason
+    assert problem.message.startswith(f"could not apply Service chat: {error.message}")
+
+
+def test_the_status_is_written_to_this_object_and_not_to_its_successor(bench: Bench):
+    observed = observe(bench.api)
+    bench.api.remove(DEPLOYMENT_OF_ENGINES.kind, "models", "chat")
+    successor = bench.api.put(owner())
+    assert successor["metadata"]["uid"] != observed.uid
+    assert asyncio.run(bench.applier.write_status(observed, {"observedGeneration": 9})) is None
+    assert "status" not in bench.api.owner()
+
+
+def test_a_write_that_changes_nothing_is_remembered(bench: Bench):
+    bench.execute()
+    key, ref = Key("models", "chat"), Ref("Service", "chat")
+    observed = bench.cache.snapshot(key)
+    assert observed is not None
+    assert observed.settled == {}
+    # Somebody's admission plugin rewrites a field back and forth: the server answers with what it had.
+    live = bench.api.objects["Service", "models", "chat"]
+    live["spec"]["ports"][0]["protocol"] = "rewritten"
+    live["metadata"]["resourceVersion"] = "999999"
+    bench.api.apply = lambda kind, namespace, manifest, subresource=None: bench.api.get(
+        kind, namespace, manifest["metadata"]["name"]
+    )  # type: ignore[method-assign]
+    assert bench.execute() == []
+    observed = bench.cache.snapshot(key)
+    assert observed is not None
+    assert set(observed.settled) == {ref}

@@ -1,0 +1,106 @@
+"""The generated CustomResourceDefinition."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dcp_operator.api.cel import cel_rules
+from dcp_operator.api.crd import crd
+from dcp_operator.rules import rule_ids
+
+CHECKED_IN = Path("crds/dcpdisaggdeployments.dcpdisagg.io.yaml")
+VERSION = crd()["spec"]["versions"][0]
+SCHEMA = VERSION["schema"]["openAPIV3Schema"]
+
+
+def walk(schema, path=()):
+    """Yield every field of a schema with its path."""
+    for name, field in schema.get("properties", {}).items():
+        yield (*path, name), field
+        yield from walk(field, (*path, name))
+    if "properties" in schema.get("items", {}):
+        yield from walk(schema["items"], path)
+
+
+FIELDS = {".".join(path): field for path, field in walk(SCHEMA) if path != ("metadata",)}
+
+
+def test_the_file_is_current():
+    assert yaml.safe_load(CHECKED_IN.read_text()) == crd(), "run `make generate`"
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_every_field_is_described(field):
+    assert len(FIELDS[field].get("description", "")) >= 5
+
+
+def test_the_schema_is_structural():
+    text = json.dumps(SCHEMA)
+    for forbidden in ('"$ref"', '"$defs"', '"additionalProperties"', '"title"', '"const"', '"null"', '"oneOf"'):
+        assert forbidden not in text
+    for path, field in FIELDS.items():
+        assert "type" in field or field.get("x-kubernetes-int-or-string"), path
+
+
+def test_only_numbers_or_strings_are_unions():
+    unions = [path for path, field in FIELDS.items() if "anyOf" in field]
+    assert unions == ["spec.rolloutStrategy.maxSurge", "spec.rolloutStrategy.maxUnavailable"]
+
+
+def test_free_form_maps_keep_what_they_hold():
+    kept = [path for path, field in FIELDS.items() if field.get("x-kubernetes-preserve-unknown-fields")]
+    assert kept == [
+        "spec.kvConnector.extraConfig",
+        "spec.prefill.template",
+        "spec.decode.template",
+        "spec.router.template",
+    ]
+
+
+def test_maps_of_defaults_are_filled_in_themselves():
+    for path in (
+        "spec.decode.parallelism",
+        "spec.kvConnector",
+        "spec.router",
+        "spec.rolloutStrategy",
+        "spec.accelerator",
+    ):
+        assert FIELDS[path]["default"] == {}, path
+    for path in ("spec.decode", "spec.model", "spec.model.geometry", "spec.decode.scaling"):
+        assert "default" not in FIELDS[path], path
+
+
+def test_status_has_no_defaults():
+    assert [path for path, field in FIELDS.items() if path.startswith("status") and "default" in field] == []
+
+
+def test_conditions_are_merged_by_type():
+    conditions = FIELDS["status.conditions"]
+    assert (conditions["x-kubernetes-list-type"], conditions["x-kubernetes-list-map-keys"]) == ("map", ["type"])
+
+
+def test_names_and_columns():
+    assert crd()["spec"]["names"]["shortNames"] == ["dcpd"]
+    assert crd()["spec"]["names"]["categories"] == ["all"]
+    columns = [column["name"] for column in VERSION["additionalPrinterColumns"]]
+    assert columns == ["Model", "Ready", "Prefill", "Decode", "TP/DCP", "Reason", "Age"]
+
+
+def test_every_column_shows_a_field_that_exists():
+    for column in VERSION["additionalPrinterColumns"]:
+        path = column["jsonPath"].lstrip(".").split("[")[0]
+        assert path in FIELDS or path == "metadata.creationTimestamp", column["name"]
+
+
+def test_cel_rules_carry_ids_of_the_rule_engine():
+    for rule in cel_rules():
+        for text in (rule["message"], rule.get("messageExpression", rule["message"])):
+            assert any(f"[{rule_id}]" in text for rule_id in rule_ids()), text
+        assert "\n" not in rule["rule"]
+
+
+def test_cel_rules_point_at_fields_that_exist():
+    for rule in cel_rules():
+        assert f"spec{rule['fieldPath']}" in FIELDS

@@ -1,0 +1,48 @@
+"""Derived engine settings."""
+
+import pytest
+
+from dcp_operator.settings import Role, resolve, resolve_role, role_spec, wanted_replicas
+from tests.support.specimens import loaded, role, sizes
+
+
+def test_the_interleave_is_the_block_unless_stated():
+    spec = loaded(role("prefill", blockSize=32), role("decode", blockSize=32, kvCacheInterleaveSize=8)).spec
+    assert [settings.interleave for settings in resolve(spec).values()] == [32, 8]
+
+
+def test_the_length_is_the_models_unless_stated():
+    spec = loaded(role("decode", maxModelLen=1000)).spec
+    assert [settings.max_model_len for settings in resolve(spec).values()] == [32768, 1000]
+
+
+def test_accelerators_are_the_ranks_of_one_pod():
+    spec = loaded(sizes("decode", tensor=4, prefillContext=2, pipeline=3, data=4, dataLocal=2, decodeContext=8)).spec
+    settings = resolve_role(spec, Role.DECODE)
+    assert (settings.ranks_per_pod, settings.accelerators_per_pod) == (48, 48)
+
+
+def test_all_data_ranks_are_local_unless_stated():
+    assert resolve_role(loaded(sizes("decode", data=4)).spec, Role.DECODE).data_local == 4
+
+
+def test_engines_on_cpu_need_no_accelerator():
+    spec = loaded({"spec": {"accelerator": {"resourceName": "cpu"}}}).spec
+    assert resolve_role(spec, Role.DECODE).accelerators_per_pod == 0
+
+
+REPLICAS = {
+    "neither stated": ({"replicas": None}, None, 1),
+    "a number": ({"replicas": 3}, 7, 3),
+    "none": ({"replicas": 0}, None, 0),
+    "scaling begins with the fewest": ({"replicas": None, "scaling": {"minReplicas": 2, "maxReplicas": 5}}, None, 2),
+    "scaling keeps the live number": ({"replicas": None, "scaling": {"minReplicas": 2, "maxReplicas": 5}}, 4, 4),
+    "scaling raises what is below": ({"replicas": None, "scaling": {"minReplicas": 2, "maxReplicas": 5}}, 1, 2),
+    "scaling cuts what is above": ({"replicas": None, "scaling": {"minReplicas": 2, "maxReplicas": 5}}, 9, 5),
+}
+
+
+@pytest.mark.parametrize(("fields", "live", "wanted"), REPLICAS.values(), ids=REPLICAS.keys())
+def test_wanted_replicas(fields, live, wanted):
+    spec = loaded(role("decode", **fields)).spec
+    assert wanted_replicas(role_spec(spec, Role.DECODE), live) == wanted

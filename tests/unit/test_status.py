@@ -1,0 +1,229 @@
+"""The status: conditions, counts and columns, from observed facts alone."""
+
+import copy
+
+import pytest
+
+from dcp_operator import names
+from dcp_operator.api.status import Status
+from dcp_operator.observed import Observed
+from dcp_operator.reasons import Problem, Reason
+from dcp_operator.status import make_status
+from dcp_operator.target import Operator, Target, resolve_target
+from tests.support.objects import owner, pod, spec
+from tests.support.simulated_api import SimulatedApi, observe
+
+EARLY, LATE = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
+TYPES = ["Ready", "Progressing", "PrefillReady", "DecodeReady", "RouterReady", "ConfigCompatible"]
+
+
+def target_of(observed: Observed) -> Target:
+    return resolve_target(observed, Operator("acme/operator:1"), "ZnJlc2g=")
+
+
+def status_of(observed: Observed, *failures: Problem, now: str = EARLY) -> dict:
+    return make_status(observed, target_of(observed), failures, now)
+
+
+def conditions(status: dict) -> dict[str, dict]:
+    return {condition["type"]: condition for condition in status["conditions"]}
+
+
+def world(pods: list[dict] | None = None, *, ready: bool | None = None, **changes) -> Observed:
+    """Return an object whose workloads exist; pods are given, or made ready or not by Kubernetes."""
+    from dcp_operator.kinds import CHILD_KINDS
+
+    api = SimulatedApi()
+    api.put(owner(**changes))
+    kinds = {kind.kind: kind for kind in CHILD_KINDS}
+    target = target_of(observe(api))
+    for manifest in target.manifests:
+        api.apply(kinds[manifest["kind"]], "models", manifest)
+    if ready is not None:
+        api.run_deployments(broken=frozenset() if ready else frozenset({target.revision or ""}))
+    observed = observe(api)
+    if pods is None:
+        return observed
+    return Observed(observed.body, observed.children, tuple(pods))
+
+
+def revision(observed: Observed) -> str:
+    return target_of(observed).revision or ""
+
+
+def test_every_condition_is_there_from_the_first_moment_and_in_a_fixed_order():
+    api = SimulatedApi()
+    api.put(owner())
+    status = status_of(observe(api))
+    assert [condition["type"] for condition in status["conditions"]] == TYPES
+    said = {kind: (entry["status"], entry["reason"]) for kind, entry in conditions(status).items()}
+    assert said == {
+        "Ready": ("False", "PodsPending"),
+        "Progressing": ("True", "RollingOut"),
+        "PrefillReady": ("False", "PodsPending"),
+        "DecodeReady": ("False", "PodsPending"),
+        "RouterReady": ("False", "PodsPending"),
+        "ConfigCompatible": ("True", "RulesPassed"),
+    }
+
+
+def test_all_is_well_when_everything_is_ready():
+    observed = world(ready=True)
+    status = status_of(observed)
+    said = {kind: (entry["status"], entry["reason"]) for kind, entry in conditions(status).items()}
+    assert said == {
+        "Ready": ("True", "Serving"),
+        "Progressing": ("False", "RolledOut"),
+        "PrefillReady": ("True", "PodsReady"),
+        "DecodeReady": ("True", "PodsReady"),
+        "RouterReady": ("True", "PodsReady"),
+        "ConfigCompatible": ("True", "RulesPassed"),
+    }
+    assert status["currentRevision"] == status["updateRevision"] == revision(observed)
+    assert status["observedGeneration"] == 1
+
+
+def test_the_status_is_what_the_crd_allows():
+    for observed in (world(ready=True), world(ready=False)):
+        Status.model_validate(status_of(observed), by_alias=True, by_name=False)
+
+
+def test_the_resolved_settings_and_the_columns():
+    status = status_of(world(ready=True))
+    assert status["resolved"]["decode"] == {
+        "tensor": 2,
+        "decodeContext": 2,
+        "blockSize": 32,
+        "kvCacheInterleaveSize": 32,
+        "accelerators": 0,
+        "maxModelLen": 1024,
+    }
+    assert status["resolved"]["kvCapacityGain"] == "2x"
+    assert status["parallelism"] == "1/1 -> 2/2"
+    assert status["prefill"] == {"replicas": 1, "readyReplicas": 1, "updatedReplicas": 1}
+
+
+def test_ready_turns_false_with_a_new_generation_before_any_pod_has_changed():
+    observed = world(ready=True)
+    was = status_of(observed)
+    body = copy.deepcopy(observed.body)
+    body["spec"] = spec(image="acme/engine:2")
+    body["metadata"]["generation"] = 2
+    body["status"] = was
+    edited = Observed(body, observed.children, observed.pods)
+    status = status_of(edited, now=LATE)
+    ready = conditions(status)["Ready"]
+    assert (ready["status"], ready["observedGeneration"]) == ("False", 2)
+    assert f"revision {was['currentRevision']} keeps serving" in ready["message"]
+    assert status["currentRevision"] == was["currentRevision"] != status["updateRevision"]
+    assert status["prefill"] == {"replicas": 1, "readyReplicas": 1, "updatedReplicas": 0}
+
+
+def test_a_transition_time_changes_with_the_status_and_with_nothing_else():
+    observed = world(ready=False)
+    first = status_of(observed, now=EARLY)
+    later = Observed({**observed.body, "status": first}, observed.children, observed.pods)
+    assert status_of(later, now=LATE) == first
+    ready = world(ready=True)
+    after = conditions(status_of(Observed({**ready.body, "status": first}, ready.children, ready.pods), now=LATE))
+    assert after["Ready"]["lastTransitionTime"] == LATE
+    assert after["ConfigCompatible"]["lastTransitionTime"] == EARLY
+
+
+def test_equal_facts_give_an_equal_status():
+    observed = world(ready=True)
+    once = status_of(observed, now=EARLY)
+    again = Observed({**observed.body, "status": once}, observed.children, observed.pods)
+    assert status_of(again, now=LATE) == once
+
+
+def test_the_worst_problem_of_all_components_is_the_reason_of_ready():
+    observed = world()
+    rev = revision(observed)
+    loading = {"name": "main", "state": {"running": {}}, "started": False}
+    no_image = {"name": "main", "image": "i", "state": {"waiting": {"reason": "ErrImagePull", "message": "unknown"}}}
+    waiting = {"name": "main", "state": {"running": {}}, "started": True}
+    pods = [
+        pod("prefill", rev, name="p", containers=[loading]),
+        pod("decode", rev, name="d", containers=[no_image]),
+        pod("router", rev, name="r", containers=[waiting]),
+    ]
+    said = conditions(status_of(world(pods)))
+    assert (
+        said["Ready"]["reason"] == said["DecodeReady"]["reason"] == said["Progressing"]["reason"] == "ImagePullFailed"
+    )
+    assert said["PrefillReady"]["reason"] == "Starting"
+    assert said["RouterReady"]["reason"] == "WaitingForEngines"
+    assert said["Progressing"]["status"] == "False"
+
+
+def test_pods_of_other_revisions_and_pods_that_go_make_nothing_ready():
+    observed = world()
+    rev = revision(observed)
+    pods = [
+        pod("prefill", "other123", name="a", ready=True),
+        pod("decode", rev, name="b", ready=True, deletionTimestamp="2026-01-01T00:00:00Z"),
+    ]
+    status = status_of(world(pods))
+    assert conditions(status)["PrefillReady"]["status"] == "False"
+    assert conditions(status)["DecodeReady"]["status"] == "False"
+    assert status["decode"]["replicas"] == 0
+
+
+def test_a_pod_with_the_key_before_the_present_one_is_not_yet_replaced():
+    observed = world(ready=True)
+    pods = copy.deepcopy(list(observed.pods))
+    for one in pods:
+        if one["metadata"]["labels"][names.LABEL_ROLE] == "decode":
+            one["metadata"]["annotations"] = {names.ANNOTATION_KEY: "before"}
+    said = conditions(status_of(Observed(observed.body, observed.children, tuple(pods))))
+    assert said["DecodeReady"]["status"] == "False"
+    assert said["PrefillReady"]["status"] == "True"
+
+
+def test_pods_that_kubernetes_refuses_to_make_are_reported_with_its_words():
+    observed = world()
+    child = next(child for ref, child in observed.children.items() if "decode" in ref.name)
+    child.body["status"] = {
+        "conditions": [
+            {"type": "ReplicaFailure", "status": "True", "message": "pods is forbidden: exceeded quota: gpus"}
+        ]
+    }
+    said = conditions(status_of(observed))
+    assert said["DecodeReady"]["reason"] == said["Ready"]["reason"] == "PodsRefused"
+    assert "exceeded quota: gpus" in said["Ready"]["message"]
+
+
+def test_a_role_without_replicas_is_said_to_be_the_reason():
+    observed = world(ready=True, decode={**spec()["decode"], "replicas": 0})
+    said = conditions(status_of(observed))
+    assert said["DecodeReady"]["reason"] == said["Ready"]["reason"] == "ScaledToZero"
+    assert "raise replicas" in said["Ready"]["message"]
+
+
+def test_a_model_of_unknown_shape_is_never_called_compatible():
+    observed = world(ready=True, model={"uri": "hf://acme/tiny"})
+    said = conditions(status_of(observed))
+    assert (said["ConfigCompatible"]["status"], said["ConfigCompatible"]["reason"]) == ("Unknown", "ModelUnknown")
+    assert said["Ready"]["status"] == "True"
+
+
+@pytest.mark.parametrize("reason", [Reason.PERMISSION_DENIED, Reason.APPLY_REJECTED, Reason.API_UNAVAILABLE])
+def test_what_could_not_be_written_is_the_reason_even_when_pods_are_ready(reason: Reason):
+    said = conditions(status_of(world(ready=True), Problem(reason, "could not apply Service chat")))
+    assert (said["Ready"]["status"], said["Ready"]["reason"]) == ("False", reason.value)
+    assert "could not apply Service chat" in said["Ready"]["message"]
+
+
+def test_all_findings_of_a_refused_spec_are_in_the_condition():
+    bad = {"parallelism": {"tensor": 3, "decodeContext": 2}, "blockSize": 32, "kvCacheInterleaveSize": 7}
+    api = SimulatedApi()
+    api.put(owner(decode=bad))
+    said = conditions(status_of(observe(api)))
+    assert said["Ready"]["reason"] == said["ConfigCompatible"]["reason"] == "InvalidSpec"
+    for rule in ("dcp-divides-tp", "interleave-divides-block"):
+        assert rule in said["ConfigCompatible"]["message"]
+
+
+def test_reasons_are_words_that_the_api_server_accepts():
+    assert all(reason.value.isalpha() and reason.value[0].isupper() for reason in Reason)
