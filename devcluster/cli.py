@@ -51,22 +51,24 @@ def _require_running(cache: Cache) -> None:
         raise DevClusterError("no local cluster runs on this machine; `python -m devcluster up` starts one")
 
 
-def _engine_maker(cache: Cache, log: Log) -> Callable[[], Path]:
-    def make() -> Path:
-        # Imported here: without the engine, `up` needs nothing of it.
+def _engine_finder(cache: Cache, log: Log, make: bool) -> Callable[[], Path | None]:
+    def find() -> Path | None:
+        # Imported here: the other commands need nothing of it.
         from devcluster.engine import environment
 
+        if not make:
+            return environment.engine_environment_path(cache.root)
         folder = environment.ensure_engine_environment(cache.root, log)
         environment.ensure_models(cache.root, log)
         return folder
 
-    return make
+    return find
 
 
 def _up(cache: Cache, log: Log, arguments: argparse.Namespace) -> int:
     preflight.check_machine(cache)
     with locked(cache.locks / "cluster.lock", log, "the local cluster"):
-        startup.up(cache, log, _engine_maker(cache, log) if arguments.with_engine else None)
+        startup.up(cache, log, _engine_finder(cache, log, arguments.with_engine))
     return 0
 
 
@@ -83,7 +85,7 @@ def _down(cache: Cache, log: Log, arguments: argparse.Namespace) -> int:
 
 def _status(cache: Cache, _log: Log, _arguments: argparse.Namespace) -> int:
     preflight.check_machine(cache)
-    decided, owner = startup.verdict(cache)
+    decided, owner = startup.verdict(cache.cluster)
     paths = cache.cluster
     running = decided in (Verdict.OURS, Verdict.FOREIGN)
     states = status.component_states(paths)

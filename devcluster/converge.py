@@ -4,7 +4,16 @@ import time
 from collections.abc import Sequence
 
 from devcluster import api, preflight, processes
-from devcluster.components import APISERVER, CONTAINERD, ETCD, Component
+from devcluster.components import (
+    APISERVER,
+    CONTAINERD,
+    CONTROLLER_MANAGER,
+    ETCD,
+    KUBELET,
+    PROXY,
+    SCHEDULER,
+    Component,
+)
 from devcluster.errors import DevClusterError
 from devcluster.files import write_text
 from devcluster.paths import ClusterPaths
@@ -15,38 +24,42 @@ from devcluster.shell import last_words
 # cores answer late, and to restart an API server that is only slow would make things worse.
 _SILENCE_S = 20.0
 _FIRST_ANSWER_S = 90.0
-# The others exit when they find no API server, and that one waits for its store.
-_WAVES = ((ETCD, CONTAINERD), (APISERVER,), ())
+# One wave at a time: what comes later exits, or falls silent, while what it depends on is away.
+_WAVES = ((ETCD, CONTAINERD), (APISERVER,), (CONTROLLER_MANAGER, SCHEDULER, KUBELET, PROXY))
 
 
 def converge(paths: ClusterPaths, plan: Sequence[Component], log: Log) -> list[str]:
     """Start what needs it and wait until everything answers. Returns the names of what was started."""
     records = processes.load_records(paths.records)
-    due = [component for component in plan if _reason_to_start(paths, component, records, log)]
-    processes.stop([records[component.name] for component in reversed(due) if component.name in records], grace_s=5)
-    preflight.check_ports(component.name for component in due)
-    first, second = _WAVES[0], _WAVES[1]
-    waves = (
-        [component for component in due if component.name in first],
-        [component for component in due if component.name in second],
-        [component for component in due if component.name not in first + second],
+    # All ports at first, so that a taken one is told before anything has started.
+    preflight.check_ports(
+        component.name
+        for component in plan
+        if component.name not in records or not processes.is_alive(records[component.name])
     )
-    for wave in waves:
-        for component in wave:
+    started: list[str] = []
+    for names in _WAVES:
+        due = [
+            component
+            for component in plan
+            if component.name in names and _is_due(paths, component, records.get(component.name), log)
+        ]
+        processes.stop([records[component.name] for component in reversed(due) if component.name in records], grace_s=5)
+        preflight.check_ports(component.name for component in due)
+        for component in due:
             _start(paths, component)
-        for component in wave:
+        for component in due:
             _wait_for_answer(paths, component)
-        if wave:
-            log(f"{', '.join(component.name for component in wave)}: running")
-    return [component.name for component in due]
+        started += [component.name for component in due]
+        if due:
+            log(f"{', '.join(component.name for component in due)}: running")
+    return started
 
 
-def _reason_to_start(
-    paths: ClusterPaths, component: Component, records: dict[str, processes.ProcessRecord], log: Log
-) -> str:
-    record = records.get(component.name)
+def _is_due(paths: ClusterPaths, component: Component, record: processes.ProcessRecord | None, log: Log) -> bool:
+    """Whether the component has to be started; says why when it ran before."""
     if record is None:
-        return "it has not been started"
+        return True
     if not processes.is_alive(record):
         reason = "its process is gone"
     elif record.digest != component.digest:
@@ -54,9 +67,9 @@ def _reason_to_start(
     elif _silent(paths, component):
         reason = f"it has not answered for {_SILENCE_S:.0f} s"
     else:
-        return ""
+        return False
     log(f"restarting {component.name}: {reason}")
-    return reason
+    return True
 
 
 def _silent(paths: ClusterPaths, component: Component) -> bool:

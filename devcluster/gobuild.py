@@ -1,9 +1,10 @@
 """Builds the Go programs of the node once, into a folder of the cache named by everything that decides the result."""
 
 import hashlib
+import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,7 +95,22 @@ def module_key(go_mod: bytes, go_sum: bytes, go_version: str, ldflags: str) -> s
     return digest.hexdigest()[:16]
 
 
-def installed_go() -> str:
+def go_environment(cache: Cache, environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables for every call of go.
+
+    Go counts its own use in files of the user's configuration folder, by no other switch than that folder's place. The
+    user's settings (``go env -w``, as for a proxy) are still read from where they are.
+    """
+    configured = environ.get("XDG_CONFIG_HOME") or f"{environ.get('HOME', '/root')}/.config"
+    return {
+        "GOENV": environ.get("GOENV") or f"{configured}/go/env",
+        "XDG_CONFIG_HOME": str(cache.root / "go-config"),
+        # A newer toolchain is never fetched behind the user's back.
+        "GOTOOLCHAIN": "local",
+    }
+
+
+def installed_go(cache: Cache) -> str:
     """The output of ``go version``.
 
     Raises:
@@ -103,8 +119,7 @@ def installed_go() -> str:
     if not find_program("go"):
         needed = max((module.requirement for module in MODULES), key=lambda text: parse_go_version(text) or ())
         raise DevClusterError(f"go is not on PATH: building Kubernetes and etcd needs Go {needed} or newer")
-    # "local": a newer toolchain is never fetched behind the user's back.
-    return run(["go", "version"], what="asking for the version of Go", env={"GOTOOLCHAIN": "local"}).strip()
+    return run(["go", "version"], what="asking for the version of Go", env=go_environment(cache, os.environ)).strip()
 
 
 def check_go(go_version: str, module: GoModule) -> None:
@@ -124,10 +139,9 @@ def module_folder(cache: Cache, module: GoModule, go_version: str) -> Path:
 
 def _builder(cache: Cache, module: GoModule, log: Log) -> Callable[[Path], None]:
     def fill(folder: Path) -> None:
-        env = {
+        env = go_environment(cache, os.environ) | {
             "CGO_ENABLED": "0",
             "GOFLAGS": "-mod=readonly -modcacherw",
-            "GOTOOLCHAIN": "local",
             "GOCACHE": str(cache.go / "build"),
             "GOMODCACHE": str(cache.go / "mod"),
         }

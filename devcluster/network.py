@@ -63,15 +63,28 @@ def prepare_kernel() -> bool:
     return True
 
 
-def ensure_bridge() -> None:
-    """The bridge with its address. It exists before the first pod, because the API server listens on it."""
+def bridge_owner() -> Path | None:
+    """The state folder of the cluster that made the bridge; None when there is no bridge, or none of ours."""
+    try:
+        alias = Path(f"/sys/class/net/{BRIDGE}/ifalias").read_text().strip()
+    except OSError:
+        return None
+    return Path(alias) if alias.startswith("/") else None
+
+
+def ensure_bridge(owner: Path) -> None:
+    """The bridge with its address. It exists before the first pod, because the API server listens on it.
+
+    Args:
+        owner: the cluster's state folder. It becomes the bridge's alias: the mark of the one cluster of this machine.
+    """
     if not succeeds(["ip", "link", "show", "dev", BRIDGE]):
         run(["ip", "link", "add", "name", BRIDGE, "type", "bridge"], what=f"making the bridge {BRIDGE}")
     addresses = run(["ip", "-o", "-4", "addr", "show", "dev", BRIDGE], what=f"reading the addresses of {BRIDGE}")
     if f" {GATEWAY}/" not in addresses:
         address = f"{GATEWAY}/{GATEWAY_PREFIX_LENGTH}"
         run(["ip", "addr", "add", address, "dev", BRIDGE], what=f"giving {BRIDGE} its address")
-    run(["ip", "link", "set", "dev", BRIDGE, "up"], what=f"bringing {BRIDGE} up")
+    run(["ip", "link", "set", "dev", BRIDGE, "alias", str(owner), "up"], what=f"bringing {BRIDGE} up")
 
 
 def remove_bridge() -> None:

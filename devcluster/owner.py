@@ -61,10 +61,11 @@ def judge(
     return Verdict.FOREIGN if checkout_exists else Verdict.REMAINS
 
 
-def running_elsewhere(owner: Owner) -> str:
-    """The sentence for a second checkout."""
+def running_elsewhere(owner: Owner, cache: Path | None = None) -> str:
+    """The sentence for a second checkout, or for a second cache, which it names then."""
+    where = f"{owner.checkout}{f', with DCP_DISAGG_CACHE={cache}' if cache else ''}"
     return (
-        f"the local cluster of this machine has been running since {owner.since} from {owner.checkout}; "
+        f"the local cluster of this machine has been running since {owner.since} from {where}; "
         "a machine holds one (kube-proxy's iptables chains are machine-wide), "
         "so run `python -m devcluster down` there first"
     )

@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import sys
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,8 @@ from devcluster.shell import find_program, run, succeeds
 # sockaddr_un.sun_path holds 108 bytes with the final zero; this is our longest socket below the cache.
 _LONGEST_SOCKET = "cluster/containerd/containerd.sock.ttrpc"
 _SOCKET_PATH_LIMIT = 107
-_LISTEN = "0A"
+_LISTEN = "0A"  # the kernel's number for the state of a listening socket
+_PORT_PATIENCE_S = 3.0
 
 
 def check_machine(cache: Cache) -> None:
@@ -135,16 +137,24 @@ def taken_ports(ports: Iterable[Port], listeners: Iterable[Listener]) -> list[tu
 
 def check_ports(components: Iterable[str]) -> None:
     """Refuse when a port of a component that is about to start is taken; the message says by whom."""
-    wanted = set(components)
-    listeners = parse_listeners(Path("/proc/net/tcp").read_text(), ipv6=False)
-    with contextlib.suppress(OSError):
-        listeners += parse_listeners(Path("/proc/net/tcp6").read_text(), ipv6=True)
-    taken = taken_ports((port for port in PORTS if port.component in wanted), listeners)
+    names = set(components)
+    wanted = [port for port in PORTS if port.component in names]
+    deadline = time.monotonic() + _PORT_PATIENCE_S
+    # A process that was just killed may hold its sockets for a moment after it is gone from the list.
+    while (taken := taken_ports(wanted, _listeners())) and time.monotonic() < deadline:
+        time.sleep(0.1)
     if taken:
         port, listener = taken[0]
         raise DevClusterError(
             f"port {port.number} on {port.address}, which {port.component} needs, is taken by {_holder(listener.inode)}"
         )
+
+
+def _listeners() -> list[Listener]:
+    found = parse_listeners(Path("/proc/net/tcp").read_text(), ipv6=False)
+    with contextlib.suppress(OSError):  # a kernel without IPv6
+        found += parse_listeners(Path("/proc/net/tcp6").read_text(), ipv6=True)
+    return found
 
 
 def _holder(inode: int) -> str:

@@ -46,9 +46,8 @@ class Prepared:
     archives: Mapping[str, Path]  # image archive by image name
 
 
-def verdict(cache: Cache) -> tuple[Verdict, Owner | None]:
-    """What the state folder holds, seen from this checkout."""
-    paths = cache.cluster
+def verdict(paths: ClusterPaths) -> tuple[Verdict, Owner | None]:
+    """What a state folder holds, seen from this checkout."""
     owner = load_owner(paths.owner)
     alive = {name: processes.is_alive(record) for name, record in processes.load_records(paths.records).items()}
     decided = judge(
@@ -61,33 +60,43 @@ def verdict(cache: Cache) -> tuple[Verdict, Owner | None]:
     return decided, owner
 
 
+def _other_cluster(cache: Cache) -> ClusterPaths | None:
+    """The machine's cluster when it lies in another cache."""
+    root = network.bridge_owner()
+    return ClusterPaths(root) if root is not None and root != cache.cluster.root else None
+
+
 def refuse_foreign(cache: Cache) -> Verdict:
-    """The verdict, unless the running cluster belongs to another checkout.
+    """The verdict on this cache's cluster, unless the machine's running one belongs to another checkout or cache.
 
     Raises:
         DevClusterError: it does; the message says since when it runs and from where.
     """
-    decided, owner = verdict(cache)
+    decided, owner = verdict(cache.cluster)
     if decided is Verdict.FOREIGN and owner:
         raise DevClusterError(running_elsewhere(owner))
+    other = _other_cluster(cache)
+    if decided is not Verdict.OURS and other is not None:
+        theirs, their_owner = verdict(other)
+        if theirs in (Verdict.OURS, Verdict.FOREIGN) and their_owner:
+            raise DevClusterError(running_elsewhere(their_owner, cache=other.root.parent))
     return decided
 
 
-def up(cache: Cache, log: Log, engine: Callable[[], Path] | None) -> None:
+def up(cache: Cache, log: Log, engine: Callable[[], Path | None]) -> None:
     """Bring the cluster to a Ready node, starting only what does not run as it should.
 
     Args:
         cache: the machine's cache. The caller has checked the machine and holds the cluster lock.
         log: progress lines.
-        engine: makes the CPU engines' environment and returns its folder; None when it is not wanted now.
+        engine: gives the folder of the CPU engines' environment, made if that is wanted; None when there is none.
     """
     paths = cache.cluster
     decided = refuse_foreign(cache)
-    if decided is Verdict.REMAINS:
-        log("clearing what a dead cluster left")
-        remove_cluster(paths, log)
+    if decided is not Verdict.OURS:
+        _clear_remains(cache, decided, log)
     prepared = _prepare(cache, log)
-    environment = engine() if engine else _environment_in_use(paths)
+    environment = engine() or _environment_in_use(paths)
     paths.root.mkdir(parents=True, exist_ok=True)
     paths.root.chmod(0o700)
     if decided is not Verdict.OURS:
@@ -96,7 +105,7 @@ def up(cache: Cache, log: Log, engine: Callable[[], Path] | None) -> None:
         _claim(paths)
     plan = components.plan(paths, _installed(paths, prepared), _base_spec(cache, environment))
     pki.ensure_pki(paths)
-    network.ensure_bridge()
+    network.ensure_bridge(paths.root)
     cgroups.prepare()
     started = converge.converge(paths, plan, log)
     _load_node_images(paths, prepared.archives, log)
@@ -106,8 +115,18 @@ def up(cache: Cache, log: Log, engine: Callable[[], Path] | None) -> None:
     log(f"the node {NODE_NAME} is Ready; kubeconfig: {paths.kubeconfig}")
 
 
+def _clear_remains(cache: Cache, decided: Verdict, log: Log) -> None:
+    other = _other_cluster(cache)
+    if decided is Verdict.REMAINS or other is not None:
+        log("clearing what a dead cluster left")
+    if other is not None:
+        remove_cluster(other, log)
+    if decided is Verdict.REMAINS:
+        remove_cluster(cache.cluster, log)
+
+
 def _prepare(cache: Cache, log: Log) -> Prepared:
-    go_version = gobuild.installed_go()
+    go_version = gobuild.installed_go(cache)
     missing = [module for module in gobuild.MODULES if not gobuild.module_folder(cache, module, go_version).is_dir()]
     for module in missing:
         gobuild.check_go(go_version, module)
@@ -142,7 +161,7 @@ def _installed(paths: ClusterPaths, prepared: Prepared) -> components.Installed:
 
 
 def _environment_in_use(paths: ClusterPaths) -> Path | None:
-    """The engines' environment that an earlier ``up --with-engine`` of this cluster mounted."""
+    """The engines' environment that this cluster mounts by an earlier ``up``."""
     note = paths.root / "engine-environment"
     environment = Path(note.read_text()) if note.exists() else None
     return environment if environment and environment.is_dir() else None

@@ -39,15 +39,19 @@ def remove_cluster(paths: ClusterPaths, log: Log) -> None:
     Raises:
         DevClusterError: something would not go; the message names it.
     """
+    # Pods, bridge and chains are one set per machine, and may be those of a cluster with another cache.
+    machine_is_ours = network.bridge_owner() in (None, paths.root)
     _stop_components(paths)
-    stuck = cgroups.end_pods()
+    stuck = cgroups.end_pods() if machine_is_ours else []
     stuck += processes.kill_all(_runtime_processes(paths))
     log("processes and containers are gone")
     unmount_below(paths.root)
-    network.remove_bridge()
-    network.remove_chains()
-    network.restore_kernel_settings(paths.root / "kernel-settings.json")
-    left = cgroups.remove()
+    left: list[Path] = []
+    if machine_is_ours:
+        network.remove_bridge()
+        network.remove_chains()
+        network.restore_kernel_settings(paths.root / "kernel-settings.json")
+        left = cgroups.remove()
     remove_files_outside(paths)
     _remove_tree(paths.root)
     log("mounts, bridge, iptables chains, cgroups and state files are gone")
@@ -125,7 +129,7 @@ def files_outside(paths: ClusterPaths) -> list[Path]:
     """Files of ours at paths that are built into our programs, as they are now."""
     held = listening_sockets(Path("/proc/net/unix").read_text())
     found = [path for path in _children(_SHIM_SOCKETS) if str(path) not in held]
-    found += [path for path in _children(_CNI_RESULTS) if _is_of_our_network(path)]
+    found += [path for path in _children(_CNI_RESULTS) if _is_result_of_ours(path, paths.root)]
     found += [path for path in _children(_CONTAINER_LOGS) if _points_below(path, paths.root)]
     socket = _DEVICE_PLUGINS / "kubelet.sock"
     if str(socket) not in held:
@@ -141,11 +145,24 @@ def _children(folder: Path) -> list[Path]:
         return []
 
 
-def _is_of_our_network(path: Path) -> bool:
+def is_result_of_ours(text: str, root: Path) -> bool:
+    """Whether a cached result of a network plugin belongs to a pod of the cluster in ``root``.
+
+    Results for our network carry its name; those for a pod's loopback device only the path of the pod's namespace.
+    """
     try:
-        return json.loads(path.read_text()).get("networkName") == NETWORK_NAME
-    except (OSError, ValueError, AttributeError):
-        return path.name.startswith(f"{NETWORK_NAME}-")
+        if json.loads(text).get("networkName") == NETWORK_NAME:
+            return True
+    except (ValueError, AttributeError):
+        pass
+    return f'"{root}/' in text
+
+
+def _is_result_of_ours(path: Path, root: Path) -> bool:
+    try:
+        return is_result_of_ours(path.read_text(errors="replace"), root)
+    except OSError:
+        return False
 
 
 def _points_below(path: Path, folder: Path) -> bool:
@@ -160,9 +177,11 @@ def _unlink(files: Iterable[Path]) -> None:
 def _remove_tree(folder: Path) -> None:
     """Delete a folder, in which the last writes of dying processes may still land."""
     for _ in range(20):
+        # Never through a mount: a pod's volume may be a folder of the host.
+        if points := mount_points(Path("/proc/self/mountinfo").read_text(), folder):
+            raise DevClusterError(f"{points[0]} can't be unmounted, so {folder} is not deleted")
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
             return
         time.sleep(0.1)
-    points = mount_points(Path("/proc/self/mountinfo").read_text(), folder)
-    raise DevClusterError(f"{folder} can't be deleted{f': still mounted: {points[0]}' if points else ''}")
+    raise DevClusterError(f"{folder} can't be deleted")

@@ -54,6 +54,11 @@ if TYPE_CHECKING:
         _counter_cls: Any
         _gauge_cls: Any
 
+    class CacheHitSource(Enum):
+        """Where KV that an engine didn't compute came from."""
+
+        P2P = "p2p"
+
     class KVConnectorBase:
         """vLLM's KVConnectorBase_V1."""
 
@@ -76,8 +81,10 @@ else:
         SupportsHMA,
     )
     from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 __all__ = [
+    "CacheHitSource",
     "KVConnectorBase",
     "KVConnectorHandshakeMetadata",
     "KVConnectorMetadata",

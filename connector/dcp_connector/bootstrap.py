@@ -144,9 +144,10 @@ def _get(host: str, port: int, path: str, timeout_s: float, limit: int) -> tuple
     connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     try:
         connection.request("GET", path, headers={"Connection": "close"})
-        response = connection.getresponse()
-        headers = {name.lower(): value for name, value in response.getheaders()}
-        return response.status, headers, response.read(limit + 1)
+        # The response owns the socket from here on, also when reading it fails.
+        with connection.getresponse() as response:
+            headers = {name.lower(): value for name, value in response.getheaders()}
+            return response.status, headers, response.read(limit + 1)
     finally:
         connection.close()
 

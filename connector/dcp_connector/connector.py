@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from typing_extensions import override
 
-from dcp_connector import compat
+from dcp_connector import compat, startup
 from dcp_connector._vllm import (
+    CacheHitSource,
     KVConnectorBase,
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
@@ -73,17 +74,24 @@ class Report(KVConnectorWorkerMetadata):
 class DCPMooncakeConnector(KVConnectorBase, SupportsHMA):
     """Moves KV between prefill and decode engines of any two valid layouts, over Mooncake's TransferEngine."""
 
+    _cache_hit_source = CacheHitSource.P2P
+
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        self._counters = Counters()
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        self._bootstrap: BootstrapServer | None = None
+        with startup.explained():
+            self._build(vllm_config, role, kv_cache_config)
+
+    def _build(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        """Check everything and make the half that this process needs. Raises StartupError."""
         config = compat.read_config(vllm_config)
         compat.check_version(compat.vllm_version(), allow_unsupported=config.allow_unsupported_vllm)
         compat.check_supported(vllm_config, kv_cache_config)
         secret = compat.read_secret(os.environ)
         host = compat.host_address()
-        self._counters = Counters()
-        self._scheduler: SchedulerSide | None = None
-        self._worker: WorkerSide | None = None
-        self._bootstrap: BootstrapServer | None = None
         if role is KVConnectorRole.SCHEDULER:
             producer, consumer = compat.roles(vllm_config)
             self._bootstrap = BootstrapServer(config.bootstrap_port, config.api_port, secret, serves_query=producer)
@@ -170,7 +178,8 @@ class DCPMooncakeConnector(KVConnectorBase, SupportsHMA):
         """All workers are up: serve their addresses."""
         facts = [item.facts for item in metadata.values() if isinstance(item, Handshake)]
         assert self._bootstrap is not None, "called on the worker's instance"
-        self._bootstrap.publish(assemble(uuid.uuid4().hex, facts))
+        with startup.explained():
+            self._bootstrap.publish(assemble(uuid.uuid4().hex, facts))
 
     # A worker process.
 
@@ -181,7 +190,8 @@ class DCPMooncakeConnector(KVConnectorBase, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
         """See WorkerSide.register."""
-        self._rank.register(kv_caches)
+        with startup.explained():
+            self._rank.register(kv_caches)
 
     def get_handshake_metadata(self) -> Handshake | None:
         """This worker's facts, for `set_xfer_handshake_metadata_pp_aware`."""

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 MAX_PEERS = 1024
 #: Pause before a bootstrap server that names another engine id is asked once more.
 _SECOND_LOOK_S = 0.25
+_NUM_GATES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,8 @@ class PeerBook:
         self._lock = threading.Lock()
         self._topologies: OrderedDict[str, Topology] = OrderedDict()
         self._verdicts: OrderedDict[tuple[str, str], Peer | PeerError] = OrderedDict()
-        self._gates: dict[str, threading.Lock] = {}
+        # Addresses come from requests, so there may be any number of them: the locks are shared out by hash.
+        self._gates = [threading.Lock() for _ in range(_NUM_GATES)]
 
     def known(self, origin: str, engine_id: str | None) -> Peer | None:
         """Return the peer if it was seen before, fits, and is still the engine that is asked for."""
@@ -89,9 +91,7 @@ class PeerBook:
         Routers cache engine ids for ever. When the server names another one it is asked once more, because it may be
         about to restart, and then the load fails at once instead of waiting for a deadline.
         """
-        with self._lock:
-            gate = self._gates.setdefault(origin, threading.Lock())
-        with gate:
+        with self._gates[hash(origin) % _NUM_GATES]:
             with self._lock:
                 cached = self._cached(origin, engine_id)
             if cached is not None:
@@ -109,7 +109,7 @@ class PeerBook:
             with self._lock:
                 self._topologies[origin] = topology
                 while len(self._topologies) > MAX_PEERS:
-                    self._gates.pop(self._topologies.popitem(last=False)[0], None)
+                    self._topologies.popitem(last=False)
             return topology
 
     def _cached(self, origin: str, engine_id: str | None) -> Topology | None:

@@ -267,6 +267,7 @@ class PrefillRequests:
         if result.failure is None:
             actions = self._answer(ask, _Stage.DONE, Done(pull_id, result.num_bytes))
         elif ask.cancelled:
+            transfer.failed = transfer.failed or Reason.CANCELLED
             actions = self._answer(ask, _Stage.CANCELLED, Settled(pull_id))
         else:
             transfer.failed = result.failure.reason

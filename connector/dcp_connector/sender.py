@@ -12,19 +12,19 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from dcp_connector.bind import Copies, bind_layers, split_batches
-from dcp_connector.errors import PeerError, Reason
+from dcp_connector.bind import Copies, bind, bind_layers, split_batches
+from dcp_connector.errors import PeerError, Reason, StartupError
 from dcp_connector.geometry import SideLayout
 from dcp_connector.handshake import page_layout, side_layout
 from dcp_connector.mapping import Runs, plan_runs, sources
-from dcp_connector.packing import pack_chunks
+from dcp_connector.packing import pack_chunks, plan_image
 from dcp_connector.pages import BindError
-from dcp_connector.paths import choose_path, mean_fragments
+from dcp_connector.paths import Fragments, choose_path, mean_fragments
 from dcp_connector.requests_prefill import Write, Written
 from dcp_connector.tensors import Fence, LayerTensor, Staging
 from dcp_connector.transfer import TransferError, Transport
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from dcp_connector.stats import Counters
 
 logger = logging.getLogger(__name__)
+
+#: Peers whose path was logged; beyond it they are logged again.
+_MAX_ANNOUNCED = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +92,20 @@ class Sender:
         self._pool = ThreadPoolExecutor(config.transfer_threads, thread_name_prefix="dcp-send")
         self._lock = threading.Lock()
         self._queues: dict[str, deque[_Job]] = {}
+        self._active: set[str] = set()
         self._halted: set[str] = set()
         self._announced: set[tuple[str, str]] = set()
 
     def prepare(self) -> None:
-        """Allocate and register staging memory. Called once, before the first write."""
+        """Allocate and register staging memory. Called once, before the first write. Raises StartupError."""
         num_slots = self._config.transfer_threads
-        staging = Staging(self._layers, self._config.staging_bytes // num_slots, num_slots)
+        slot_bytes, needed = self._config.staging_bytes // num_slots, max(x.page.entry_bytes for x in self._layers)
+        if slot_bytes < needed:
+            raise StartupError(
+                f"staging_bytes {self._config.staging_bytes} leaves {slot_bytes} bytes to each of {num_slots} threads, "
+                f"and one token of one head has {needed}: raise staging_bytes or lower transfer_threads"
+            )
+        staging = Staging(self._layers, slot_bytes, num_slots)
         self._transport.register(staging.base, staging.num_bytes)
         for slot in range(num_slots):
             self._slots.put(slot)
@@ -105,6 +115,7 @@ class Sender:
         """Queue a write behind the others for the same peer."""
         segment = write.pull.segment
         with self._lock:
+            self._active.add(write.pull.pull_id)
             waiting = self._queues.get(segment)
             if waiting is not None:
                 waiting.append(_Job(write, fence))
@@ -115,7 +126,8 @@ class Sender:
     def halt(self, pull_id: str) -> None:
         """Let a write stop before its next batch; it is reported as cancelled."""
         with self._lock:
-            self._halted.add(pull_id)
+            if pull_id in self._active:
+                self._halted.add(pull_id)
 
     def close(self) -> None:
         """Stop taking work; a batch in flight is waited for."""
@@ -128,6 +140,7 @@ class Sender:
         pull = job.write.pull
         result = self._attempt(job)
         with self._lock:
+            self._active.discard(pull.pull_id)
             self._halted.discard(pull.pull_id)
             more = bool(self._queues[segment])
             if not more:
@@ -186,28 +199,31 @@ class Sender:
         if self._whole_pages:
             end = cdiv(end, decode.virtual_block_size) * decode.virtual_block_size
         runs = plan_runs(self._side, decode, mine.prefill_shard, shard, pull.start, end)
-        path: Literal["direct", "pack"] = "direct"
-        if pages and not self._whole_pages:
-            src_page, dst_page = pages[0]
-            fragments = mean_fragments(
-                self._side, decode, mine.prefill_shard, shard, src_page, dst_page, src_heads, dst_heads
-            )
-            path = choose_path(fragments, self._config.mooncake_protocol, self._config.path)
-            self._announce(pull.segment, pull.decode_engine, path, fragments.direct_bytes, fragments.packed_bytes)
         dst_table = np.frombuffer(pull.block_table, dtype="<i8").tolist()
-        return _Plan(runs, hold.block_ids, dst_table, layers, pages, src_heads, dst_heads, path)
+        plan = _Plan(runs, hold.block_ids, dst_table, layers, pages, src_heads, dst_heads, "direct")
+        if self._whole_pages or not pages or not len(runs):
+            return plan
+        typical = mean_fragments(self._side, decode, mine.prefill_shard, shard, *pages[0], src_heads, dst_heads)
+        path = choose_path(typical, self._config.mooncake_protocol, self._config.path)
+        if path == "direct" and self._config.path == "auto":
+            # With blocks that are scattered, packing would gain nothing. This request's may be neighbours.
+            path = choose_path(_fragments(plan), self._config.mooncake_protocol)
+        self._announce(pull.segment, pull.decode_engine, path, typical)
+        return replace(plan, path=path)
 
-    def _announce(self, segment: str, engine: str, path: str, direct: float, packed: float) -> None:
+    def _announce(self, segment: str, engine: str, path: str, typical: Fragments) -> None:
         """Say once per peer which path it gets and why."""
         if (segment, engine) not in self._announced:
+            if len(self._announced) >= _MAX_ANNOUNCED:
+                self._announced.clear()
             self._announced.add((segment, engine))
             logger.info(
                 "dcp: writing to %s (engine %s) by the %s path; mean fragment %.0f bytes direct, %.0f packed",
                 segment,
                 engine,
                 path,
-                direct,
-                packed,
+                typical.direct_bytes,
+                typical.packed_bytes,
             )
 
     def _direct(self, plan: _Plan, write: Write) -> int:
@@ -253,3 +269,10 @@ class Sender:
         self._transport.write(pull.segment, batch.src.tolist(), batch.dst.tolist(), batch.length.tolist())
         self._counters.add("descriptors", len(batch))
         return batch.total_bytes
+
+
+def _fragments(plan: _Plan) -> Fragments:
+    """Return what one layer's descriptors are on either path, with the blocks that this request really has."""
+    arguments = (plan.runs, plan.src_table, plan.dst_table, *plan.pages[0], plan.src_heads, plan.dst_heads)
+    copies, image = bind(*arguments), plan_image(*arguments)
+    return Fragments(copies.total_bytes / len(copies), image.num_bytes / len(image.length))

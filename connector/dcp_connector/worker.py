@@ -9,6 +9,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from dcp_connector.decode_worker import DecodeWorker
+from dcp_connector.errors import ConnectorError
 from dcp_connector.handshake import RankFacts, SideFacts, side_layout, wire_page
 from dcp_connector.prefill_worker import PrefillWorker
 from dcp_connector.tensors import Tensor, describe, fence, storages
@@ -123,7 +124,14 @@ class WorkerSide:
             self._decode.release(work.releases)
 
     def finished(self) -> tuple[set[str], set[str]]:
-        """Return requests whose sending and whose receiving is over on this rank, each exactly once."""
+        """Return requests whose sending and whose receiving is over on this rank, each exactly once.
+
+        Raises ConnectorError when a thread of the connector has died: the engine must restart, because no request
+        would ever end. Nothing that a peer sends can cause that.
+        """
+        for half in (self._prefill, self._decode):
+            if half is not None and not half.alive:
+                raise ConnectorError("a thread of the KV connector has died; the log says why. The engine must restart")
         sent: set[str] = set()
         received: set[str] = set()
         for item in self._prefill.take_sent() if self._prefill else ():

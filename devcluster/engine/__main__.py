@@ -14,7 +14,7 @@ from devcluster.engine.environment import (
 )
 from devcluster.engine.recipe import MODELS
 from devcluster.errors import DevClusterError
-from devcluster.paths import find_cache
+from devcluster.paths import this_cache
 from devcluster.progress import Progress
 
 
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
 
 
 def _run(arguments: argparse.Namespace, rest: list[str]) -> int:
-    cache, log = find_cache(os.environ).root, Progress()
+    cache, log = this_cache().root, Progress()
     match arguments.command:
         case "env":
             print(ensure_engine_environment(cache, log))

@@ -42,7 +42,7 @@ class Writes(Protocol):
 class Memory(Protocol):
     """Where answers of the API server go: reads follow writes without waiting for the watch."""
 
-    def store(self, body: Body) -> Key | None:
+    def store(self, body: Body) -> set[Key]:
         """Take in an object as it is now."""
         ...
 

@@ -24,7 +24,7 @@ def first_difference(desired: Any, live: Any, path: str = "") -> str | None:
         return None
     if isinstance(desired, dict) and isinstance(live, dict):
         return _in_mapping(cast("Mapping[str, Any]", desired), cast("Mapping[str, Any]", live), path)
-    if _is_list(cast("object", desired)) and _is_list(cast("object", live)):
+    if isinstance(desired, list) and isinstance(live, list):
         return _in_list(cast("Sequence[Any]", desired), cast("Sequence[Any]", live), path)
     return None if _is_same_value(cast("object", desired), cast("object", live), path) else path
 
@@ -62,7 +62,7 @@ def _list_key(path: str, desired: Sequence[Any]) -> str | None:
 
 
 def _mappings(values: Iterable[Any]) -> list[Mapping[str, Any]]:
-    return [value for value in values if isinstance(value, Mapping)]
+    return [value for value in values if isinstance(value, dict)]
 
 
 def _first(paths: Iterable[str | None]) -> str | None:
@@ -89,7 +89,3 @@ def _same_quantity(one: object, other: object) -> bool:
 
 def _is_empty(value: object) -> bool:
     return value is None or value == "" or value == [] or value == {}
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes)

@@ -22,6 +22,8 @@ class Cache:
     def __init__(self) -> None:
         #: By object, everything that bears its name: itself, its children, its pods.
         self._held: dict[Key, dict[Ref, Body]] = {}
+        #: Where the object with a uid is kept: its label can change, and names are used again.
+        self._places: dict[str, Key] = {}
         self._settled: dict[Key, dict[Ref, Settled]] = {}
         self._kv_keys: dict[tuple[Key, str], str] = {}
 
@@ -44,33 +46,42 @@ class Cache:
             settled=dict(self._settled.get(key, {})),
         )
 
-    def store(self, body: Body) -> Key | None:
-        """Take in an object as it is now; return whose it is, None if it is of no interest or already older."""
-        key = owner_key(body)
-        if key is None:
-            return None
-        held = self._held.setdefault(key, {})
-        before = held.get(ref_of(body))
-        if before is not None and before["metadata"]["uid"] == body["metadata"]["uid"] and _is_older(body, before):
-            return None
-        held[ref_of(body)] = slim(body)
-        self._remember_kv_key(key, body)
-        return key
+    def store(self, body: Body) -> set[Key]:
+        """Take in an object as it is now; return whose it is, and was if somebody changed its label or its owner.
 
-    def drop(self, body: Body) -> Key | None:
-        """Take in that an object is gone; return whose it was, None if it is unknown."""
-        key = owner_key(body)
-        held = self._held.get(key, {}) if key is not None else {}
-        before = held.get(ref_of(body))
-        if key is None or before is None or before["metadata"]["uid"] != body["metadata"]["uid"]:
-            return None
-        del held[ref_of(body)]
-        if body["kind"] == DEPLOYMENT_OF_ENGINES.kind:
+        Empty where it is of no interest, or older than what is known.
+        """
+        changed: set[Key] = set()
+        uid, ref, key = body["metadata"]["uid"], ref_of(body), owner_key(body)
+        before = self._places.get(uid)
+        if before is not None:
+            known = self._held[before][ref]
+            if _is_older(body, known):
+                return changed
+            if before != key:
+                changed |= self.drop(known)
+        if key is not None:
+            self._displace(key, ref, uid)
+            self._held.setdefault(key, {})[ref] = slim(body)
+            self._places[uid] = key
+            self._remember_kv_key(key, body)
+            changed.add(key)
+        return changed
+
+    def drop(self, body: Body) -> set[Key]:
+        """Take in that an object is gone; return whose it was. Another object under its name is left alone."""
+        uid, ref = body["metadata"]["uid"], ref_of(body)
+        key = self._places.pop(uid, None)
+        if key is None:
+            return set()
+        held = self._held[key]
+        del held[ref]
+        if ref == _own_ref(key):
             self._settled.pop(key, None)
-            self._kv_keys.pop((key, body["metadata"]["uid"]), None)
+            self._kv_keys.pop((key, uid), None)
         if not held:
             del self._held[key]
-        return key
+        return {key}
 
     def correct(self, kind: Kind, listed: Iterable[Body], version: str, namespace: str | None) -> set[Key]:
         """Take in a list of a kind in a namespace (None: in all); return whose objects it changed.
@@ -81,9 +92,7 @@ class Cache:
         seen: set[str] = set()
         for body in listed:
             seen.add(body["metadata"]["uid"])
-            key = self.store(body)
-            if key is not None:
-                changed.add(key)
+            changed |= self.store(body)
         known = [
             body
             for key, held in self._held.items()
@@ -92,14 +101,19 @@ class Cache:
             if ref.kind == kind.kind
         ]
         for body in known:
-            gone = body["metadata"]["uid"] not in seen and not _is_newer_than(body, version)
-            if gone and (key := self.drop(body)) is not None:
-                changed.add(key)
+            if body["metadata"]["uid"] not in seen and not _is_newer_than(body, version):
+                changed |= self.drop(body)
         return changed
 
     def settle(self, key: Key, ref: Ref, record: Settled) -> None:
         """Remember that applying a manifest changes nothing."""
         self._settled.setdefault(key, {})[ref] = record
+
+    def _displace(self, key: Key, ref: Ref, uid: str) -> None:
+        """Make room for an object: what had its name before can only be gone."""
+        present = self._held.get(key, {}).get(ref)
+        if present is not None and present["metadata"]["uid"] != uid:
+            self.drop(present)
 
     def _remember_kv_key(self, key: Key, body: Body) -> None:
         """Keep the control channel's key, so that a deleted Secret comes back with the key that the engines have."""
@@ -116,10 +130,13 @@ def _own_ref(key: Key) -> Ref:
 
 
 def owner_key(body: Body) -> Key | None:
-    """Return the object that something belongs to by its label, or that it is."""
+    """Return the object that something belongs to, or that it is: by its controller, else by its label."""
     metadata = body["metadata"]
     if body.get("kind") == DEPLOYMENT_OF_ENGINES.kind:
         return Key(metadata["namespace"], metadata["name"])
+    for reference in entries(body, "metadata", "ownerReferences"):
+        if reference.get("controller") and reference.get("kind") == DEPLOYMENT_OF_ENGINES.kind:
+            return Key(metadata["namespace"], reference["name"])
     name = section(body, "metadata", "labels").get(names.LABEL_NAME)
     return Key(metadata["namespace"], name) if name else None
 

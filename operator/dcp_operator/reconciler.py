@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from dcp_operator.apply import Applier
 from dcp_operator.client import Api, ApiError
-from dcp_operator.gather import WATCHED_KINDS, Cache, owner_key
+from dcp_operator.gather import WATCHED_KINDS, Cache
 from dcp_operator.kinds import DEPLOYMENT_OF_ENGINES, Kind
 from dcp_operator.names import LABEL_NAME
 from dcp_operator.observed import Body, Key, Observed
@@ -91,8 +91,7 @@ class Reconciler:
             # The watch began anew: what was deleted in between is in no event.
             self._relist.add(kind)
             self._spawn(self._relist_soon(kind))
-        key = self._cache.drop(body) if event_type == "DELETED" else self._cache.store(body)
-        if key is not None:
+        for key in self._cache.drop(body) if event_type == "DELETED" else self._cache.store(body):
             self.wake(key)
 
     def wake(self, key: Key) -> None:
@@ -114,8 +113,7 @@ class Reconciler:
         selector = "" if kind is DEPLOYMENT_OF_ENGINES else LABEL_NAME
         for namespace in self._namespaces:
             items, version = await self._run(self._api.list, kind, namespace, selector)
-            where = [body for body in items if owner_key(body) is not None]
-            for key in self._cache.correct(kind, where, version, namespace):
+            for key in self._cache.correct(kind, items, version, namespace):
                 self.wake(key)
 
     async def reconcile(self, key: Key) -> bool:

@@ -32,6 +32,7 @@ _DEFAULT_PORT: Final = 9443
 _DEFAULT_CERT_DIR: Final = "/etc/dcp-webhook/tls"
 #: A review holds the object twice at an update, and etcd takes objects of 1.5 MiB.
 _MAX_REQUEST_BYTES: Final = 16 * 1024 * 1024
+_FAILED: Final = "the dcp-disagg webhook failed while it judged this object, so it refuses it; its log has the cause"
 _CERT_POLL_S: Final = 5.0
 _MISSING_CERT_S: Final = 1.0
 
@@ -74,6 +75,8 @@ class Certificate:
         digest = hashlib.sha256(self._cert.read_bytes() + b"\0" + self._key.read_bytes()).hexdigest()
         if digest == self._loaded:
             return False
+        # On a context of its own first: files that don't belong together would leave the one in use without a key.
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(self._cert, self._key)
         self.context.load_cert_chain(self._cert, self._key)
         self._loaded = digest
         return True
@@ -145,6 +148,8 @@ def build_registry(server: AdmissionServer) -> kopf.OperatorRegistry:
     async def start(settings: kopf.OperatorSettings, **_: Any) -> None:  # pyright: ignore[reportUnusedFunction] - registered
         quiet_kopf(settings)
         settings.admission.server = server
+        # A refusal is an answer, not an error of ours; what fails in here is logged where it is caught.
+        logging.getLogger("kopf.objects").setLevel(logging.CRITICAL)
 
     # Deletes are not asked about: kopf answers them with a yes.
     @kopf.on.validate(
@@ -153,7 +158,11 @@ def build_registry(server: AdmissionServer) -> kopf.OperatorRegistry:
     async def validate(  # pyright: ignore[reportUnusedFunction] - registered
         new: kopf.Body | None, old: kopf.Body | None, warnings: list[str], **_: Any
     ) -> None:
-        verdict = review(dict(new) if new else {}, dict(old) if old else None)
+        try:
+            verdict = review(dict(new) if new else {}, dict(old) if old else None)
+        except Exception:
+            log.exception("review failed")
+            raise kopf.AdmissionError(_FAILED, code=500) from None
         warnings.extend(verdict.warnings)
         if verdict.refusal is not None:
             raise kopf.AdmissionError(verdict.refusal, code=422)
@@ -195,13 +204,13 @@ async def _answer_review(request: web.Request, answer: kopf.WebhookFn) -> web.Re
         )
     except web.HTTPRequestEntityTooLarge:
         return web.json_response(_refusal(uid, f"the object is larger than {_MAX_REQUEST_BYTES // 2} bytes", 413))
-    except Exception:
+    except Exception as error:
+        if type(error).__module__.startswith("kopf."):
+            # kopf's own refusals: a kind that it does not know, a review that lacks a part.
+            log.warning("request is no admission review error=%r", error)
+            return web.json_response(_refusal(uid, f"this webhook cannot judge the request: {error}", 400))
         log.exception("review failed uid=%s", uid)
-        words = (
-            "the dcp-disagg webhook failed while it judged this object, so it refuses it; the cause is in its log "
-            f"under uid {uid}"
-        )
-        return web.json_response(_refusal(uid, words, 500))
+        return web.json_response(_refusal(uid, _FAILED, 500))
 
 
 async def _answer_ready(answer: kopf.WebhookFn) -> web.Response:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.support.helm import Manifest, only, render
 
 HOST = "rel-dcp-disagg-webhook.home.svc"

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from tests.support.helm import Manifest, render
 
 #: (API group, resource) -> verbs. A right that isn't here is one too many, a missing one stops the operator.

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from tests.support.helm import CHART, Manifest, only, render, run_client
 from tests.support.pod_security import restricted_violations
 
@@ -14,6 +15,7 @@ RELEASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "a release named like the chart": ({}, "dcp-disagg", "dcp-system"),
     "names as long as Helm allows": ({}, "r" * 53, "n" * 63),
     "a release with dots in its name": ({}, "team.one", "home"),
+    "names that look like numbers": ({"watchNamespaces": ["12"], "priorityClassName": "7"}, "42", "1e3"),
     "an override of every name": ({"fullnameOverride": "operator"}, "rel", "home"),
     "two watched namespaces": ({"watchNamespaces": ["models", "research"]}, "rel", "home"),
     "a certificate of the user": (
@@ -77,7 +79,7 @@ def test_every_namespaced_manifest_says_its_namespace(rendered: tuple[list[Manif
         if manifest["kind"] in CLUSTER_SCOPED:
             assert where is None, manifest["metadata"]["name"]
         elif manifest["kind"] in ("Role", "RoleBinding"):
-            assert where in ("models", "research")
+            assert where in ("models", "research", "12")
         else:
             assert where == namespace, manifest["metadata"]["name"]
 

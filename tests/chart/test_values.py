@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from tests.support.helm import CHART, refusal
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

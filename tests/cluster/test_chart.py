@@ -4,14 +4,19 @@ The release has a name of its own, lives in a namespace that enforces the restri
 one other namespace.
 """
 
+import hashlib
 import json
 import socket
 import ssl
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from devcluster.images import ctr
+from devcluster.paths import this_cache
 from tests.support.helm import Manifest
 from tests.support.release import (
     Caller,
@@ -24,6 +29,8 @@ from tests.support.release import (
     no_other_release,
 )
 
+ROOT = Path(__file__).resolve().parents[2]
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 HOME, MODELS, NEIGHBOUR = "chart-test-home", "chart-test-models", "chart-test-neighbour"
 PREFIX = "team-one-dcp-disagg"
 SECRET = f"{PREFIX}-webhook-certificate"
@@ -49,6 +56,15 @@ def deployment_object(namespace: str = MODELS, **decode: Any) -> Manifest:
         },
     }
 
+
+#: Prints the files below a folder with their hashes.
+_LISTING = """
+import hashlib, pathlib, sys
+root = pathlib.Path(sys.argv[1])
+for path in sorted(root.rglob("*")):
+    if path.is_file():
+        print(path.relative_to(root), hashlib.sha256(path.read_bytes()).hexdigest())
+"""
 
 REFUSED = deployment_object(extraArgs=["--kv-transfer-config", "{}"])
 
@@ -130,18 +146,54 @@ def test_an_object_outside_the_watched_namespaces_is_left_alone(release: Release
 
 
 def test_the_controller_has_every_right_that_it_needs(release: Release, served: Manifest) -> None:
-    log = kubectl("logs", f"deployment/{PREFIX}-controller", "--namespace", HOME, "--tail=-1").stdout
-    assert "forbidden" not in log.lower()
+    assert "forbidden" not in controller_log().lower()
     status = get("dcpd", "chart-test", "--namespace", MODELS)
     eventually("the object has a status", lambda: get("dcpd", "chart-test", "--namespace", MODELS).get("status"))
     assert status["metadata"]["name"] == "chart-test"
 
 
-def test_an_upgrade_keeps_the_certificate_and_the_pods_of_objects(release: Release, served: Manifest) -> None:
+def controller_log() -> str:
+    return kubectl("logs", f"deployment/{PREFIX}-controller", "--namespace", HOME, "--tail=-1").stdout
+
+
+def inside(*command: str) -> str:
+    """Run a command in the controller's container and return what it printed."""
+    return kubectl("exec", f"deployment/{PREFIX}-controller", "--namespace", HOME, "--", *command).stdout
+
+
+def test_the_image_holds_what_pods_start_from_it(release: Release) -> None:
+    assert inside("dcpctl", "--version").split()[-1] == VERSION
+    assert "--vllm-pd-disaggregation" in inside("vllm-router", "--help")
+    shipped = inside("python", "-c", _LISTING, "/opt/dcp/connector").splitlines()
+    source = ROOT / "connector"
+    files = [path for path in source.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert sorted(shipped) == sorted(
+        f"{p.relative_to(source)} {hashlib.sha256(p.read_bytes()).hexdigest()}" for p in files
+    )
+
+
+def test_the_operator_runs_as_nobody_in_particular(release: Release) -> None:
+    assert inside("id", "-u").strip() == "65532"
+    written = "import pathlib; pathlib.Path('/opt/dcp/mine').touch()"
+    refused = kubectl(
+        *("exec", f"deployment/{PREFIX}-webhook", "--namespace", HOME, "--", "python", "-c", written), check=False
+    )
+    assert "Read-only file system" in refused.stderr
+
+
+def test_an_upgrade_to_another_image_keeps_the_certificate_and_the_pods_of_objects(
+    release: Release, served: Manifest
+) -> None:
+    image = "docker.io/dcp-disagg/operator"
+    ctr(
+        this_cache().cluster, "images", "tag", "--force", f"{image}:{VERSION}", f"{image}:next", what="naming the image"
+    )
     pods, before = pod_identities(), certificate()
     caller = Caller(served)
     with caller.running():
-        release.upgrade(podAnnotations={"upgraded": "yes"})
+        release.upgrade(image={"tag": "next"})
+    assert inside("python", "-c", "import os; print(os.environ['DCP_OPERATOR_IMAGE'])").strip().endswith(":next")
+    eventually("the new controller watches the object", lambda: "watching objects=1" in controller_log())
     assert certificate() == before
     assert pod_identities() == pods
     assert caller.calls > 3

@@ -1,7 +1,6 @@
 """The local cluster from the outside: commands of a user, pods and Services of a real node."""
 
 import os
-import shutil
 import ssl
 import subprocess
 import time
@@ -16,7 +15,7 @@ from devcluster.clients import client_environment, clients_folder
 from devcluster.paths import CHECKOUT, this_cache
 from devcluster.processes import load_records
 from devcluster.settings import ENGINE_IMAGE, ENGINE_RUNTIME
-from tests.support.cluster import Cluster, cluster, devcluster, up
+from tests.support.cluster import Cluster, cluster, copy_checkout, devcluster, up
 
 _PORT = 8080
 
@@ -209,8 +208,7 @@ def test_nothing_of_the_cluster_listens_on_the_machines_network_cards(node: Clus
 
 
 def test_a_second_checkout_is_refused_in_words_that_name_the_first(node: Cluster, tmp_path: Path) -> None:
-    second = tmp_path / "second"
-    shutil.copytree(CHECKOUT / "devcluster", second / "devcluster", ignore=shutil.ignore_patterns("__pycache__"))
+    second = copy_checkout(tmp_path / "second")
     before = devcluster("status").stdout
     for command in (["up"], ["down"], ["env"], ["load-image", "x.tar"]):
         result = devcluster(*command, cwd=second)

@@ -1,8 +1,9 @@
 """Run with the engine environment's Python: what vLLM's own argument parser knows and how it reads arguments.
 
     python vllm_flags.py table             prints the flag table of the installed version, as it is checked in
-    python vllm_flags.py read < CASES      reads a JSON list of argument lists, prints for each the resulting values of
-                                           every flag that is not at its default, or {"error": "..."}
+    python vllm_flags.py compare < CASES   reads a JSON list of argument lists; prints {"table", "readings"}: the table,
+                                           and for each list the values of all flags that are not at their defaults,
+                                           or {"error": "..."}
 
 It imports vLLM and is therefore never imported by a test: the test starts it as a process.
 """
@@ -87,14 +88,19 @@ def read(parser, arguments):
     return changed
 
 
+def table_text(parser):
+    rows = table(parser)
+    lines = ",\n".join("  " + json.dumps(row) for row in rows["flags"])
+    return f'{{"vllm": {json.dumps(rows["vllm"])}, "flags": [\n{lines}\n]}}\n'
+
+
 def main():
     parser = build_parser()
     if sys.argv[1] == "table":
-        rows = table(parser)
-        lines = ",\n".join("  " + json.dumps(row) for row in rows["flags"])
-        print(f'{{"vllm": {json.dumps(rows["vllm"])}, "flags": [\n{lines}\n]}}')
+        print(table_text(parser), end="")
     else:
-        print(json.dumps([read(parser, arguments) for arguments in json.load(sys.stdin)], default=str))
+        readings = [read(parser, arguments) for arguments in json.load(sys.stdin)]
+        print(json.dumps({"table": table_text(parser), "readings": readings}, default=str))
 
 
 if __name__ == "__main__":

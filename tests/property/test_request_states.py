@@ -1,8 +1,8 @@
 """Both state machines against an adversarial network and clock.
 
 Two prefill ranks and two decode ranks exchange messages over a network that loses, repeats and reorders them; prompts
-are computed, aborted or never come; clients leave; connections break; time jumps. What vLLM relies on must hold in every
-step, and in the end nothing may be left over.
+are computed, aborted or never come; clients leave; connections break; time jumps. What vLLM relies on must hold in
+every step, and in the end nothing may be left over.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The rules against the connector's geometry, their suggestions, and their composure before any object."""
 
 import copy
+import time
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from dcp_connector.geometry import find_violations
@@ -75,6 +76,7 @@ def engine_refuses(side):
     return refused
 
 
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(sides(), st.sampled_from(ROLES))
 def test_nothing_is_allowed_that_a_transfer_or_the_engine_refuses(side, name):
     if not refused_by(body_of(side, name)) & SIDE_RULES:
@@ -82,6 +84,7 @@ def test_nothing_is_allowed_that_a_transfer_or_the_engine_refuses(side, name):
         assert not engine_refuses(side)
 
 
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(sides(), st.sampled_from(ROLES))
 def test_nothing_is_refused_that_both_take(side, name):
     refused = refused_by(body_of(side, name)) & SIDE_RULES
@@ -129,6 +132,7 @@ def suggestions(finding):
     return [int(word) for word in rest.partition(": ")[2].split(", ")] if marker else []
 
 
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(sides(), st.sampled_from(ROLES))
 def test_every_suggestion_satisfies_its_rule_and_breaks_no_other_rule_on_sizes(side, name):
     body = body_of(side, name)
@@ -150,6 +154,7 @@ def test_every_suggestion_satisfies_its_rule_and_breaks_no_other_rule_on_sizes(s
             assert after <= before or finding.rule == "heads-divide-tp", (finding, value, after)
 
 
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(sides())
 def test_a_single_mistake_is_cured_by_each_suggestion(side):
     body = body_of(side)
@@ -204,6 +209,7 @@ ARGUMENT = (
 )
 
 
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     template=TEMPLATE | st.dictionaries(st.text(max_size=5), JSON, max_size=3),
     place=st.sampled_from([*ROLES, "router"]),
@@ -216,6 +222,7 @@ def test_a_template_never_makes_the_rules_stumble_and_an_allowed_one_can_be_rend
         render("chat", "models", loaded.obj.spec, operator_image="x")
 
 
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     arguments=st.lists(ARGUMENT, max_size=6),
     extra=st.dictionaries(
@@ -232,12 +239,13 @@ def test_arguments_and_options_never_make_the_rules_stumble(arguments, extra, na
     assert {finding.rule for finding in (*report.violations, *report.warnings)} <= set(rule_ids())
     for finding in (*report.violations, *report.warnings):
         assert finding.path.startswith(("metadata.", "spec."))
-        assert "\n" not in str(finding)
-        assert len(str(finding)) < 600, finding
+        assert str(finding).isprintable()
+        assert len(str(finding)) < 800, finding
     if report.allowed:
         render("chat", "models", loaded.obj.spec, operator_image="x")
 
 
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(sides(), sides())
 def test_the_same_object_gives_the_same_findings_in_the_same_order(prefill, decode):
     body = merged(body_of(prefill, "prefill"), {"spec": {"decode": body_of(decode)["spec"]["decode"]}})
@@ -247,6 +255,7 @@ def test_the_same_object_gives_the_same_findings_in_the_same_order(prefill, deco
     assert order == sorted(order)
 
 
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.recursive(
         JSON, lambda inner: st.dictionaries(st.sampled_from(["spec", "metadata", "kind"]), inner), max_leaves=5
@@ -276,4 +285,24 @@ def test_deep_and_large_values_do_not_make_the_rules_stumble():
     report = check_body(body)
     assert not report.allowed
     assert all(finding.severity is Severity.ERROR for finding in report.violations)
-    assert max(len(str(finding)) for finding in report.violations) < 600
+    assert max(len(str(finding)) for finding in report.violations) < 800
+
+
+GARBAGE = {
+    "arguments": lambda: role("decode", extraArgs=["--x" + "a" * 4000] * 256),
+    "words": lambda: role("decode", extraArgs=["a" * 4096] * 256),
+    "fields of a pod": lambda: role("decode", template={"spec": {f"{'x' * 50}{n}": n for n in range(20_000)}}),
+    "containers": lambda: role("decode", template={"spec": {"containers": [{"name": f"c{n}"} for n in range(20_000)]}}),
+    "options": lambda: {"spec": {"kvConnector": {"extraConfig": {f"{'x' * 50}{n}": n for n in range(20_000)}}}},
+}
+
+
+@pytest.mark.parametrize("change", GARBAGE.values(), ids=GARBAGE.keys())
+def test_a_megabyte_of_garbage_is_answered_in_time(change):
+    """In processor time, because other processes may hold the machine; the bound is far above what is needed."""
+    loaded = load(specimen(change()))
+    assert loaded.obj is not None
+    begin = time.process_time()
+    report = check(loaded.obj)
+    assert time.process_time() - begin < 1.0
+    assert len(report.violations) + len(report.warnings) <= 300

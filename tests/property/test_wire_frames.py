@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -76,18 +77,14 @@ def test_noise_is_refused(noise: bytes) -> None:
 
 @given(st.binary(max_size=300) | st.text(max_size=200).map(str.encode) | st.sampled_from([b"{}", b"[]", b"1", b"null"]))
 def test_noise_is_no_topology(noise: bytes) -> None:
-    try:
+    with pytest.raises(PeerError) as error:
         decode_topology(noise)
-    except PeerError as error:
-        assert error.reason in (Reason.BOOTSTRAP_GARBAGE, Reason.INCOMPATIBLE)
-    else:
-        raise AssertionError("noise was taken for a topology")
+    assert error.value.reason in (Reason.BOOTSTRAP_GARBAGE, Reason.INCOMPATIBLE)
 
 
 def opens(frame: bytes) -> bool:
     try:
         channel().open(frame)
-    except WireError as error:
-        assert str(error)
+    except WireError:
         return False
     return True

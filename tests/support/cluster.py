@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 import subprocess
 import sys
 import uuid
@@ -36,6 +37,13 @@ def up() -> str:
     result = devcluster("up")
     assert result.returncode == 0, f"devcluster up failed:\n{result.stderr}"
     return result.stderr
+
+
+def copy_checkout(target: Path) -> Path:
+    """A second checkout, with no more than what ``devcluster up`` reads. Returns its folder."""
+    for folder in ("devcluster", "tests/engine_plugin"):
+        shutil.copytree(CHECKOUT / folder, target / folder, ignore=shutil.ignore_patterns("__pycache__", ".venv"))
+    return target
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import pytest
 
 from dcp_connector.config import SECRET_FILE_ENV, ConnectorConfig, kv_transfer_config
 from devcluster.engine import ensure_engine_environment, ensure_models, profile
-from devcluster.paths import CHECKOUT, find_cache
+from devcluster.paths import CHECKOUT, this_cache
 from tests.support.completions import complete_all
 from tests.support.process_groups import ProcessGroup
 
@@ -74,7 +74,7 @@ class RunningEngine:
 
 def start_engine(spec: EngineSpec, folder: Path) -> RunningEngine:
     """Start an engine without waiting for it. `folder` receives its log and its secret."""
-    cache = find_cache(os.environ).root
+    cache = this_cache().root
     environment = ensure_engine_environment(cache, print)
     models = ensure_models(cache, print)
     port, bootstrap_port = _free_ports(2)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
 from devcluster.clients import ensure_clients
 from devcluster.paths import this_cache
 from devcluster.progress import Progress

@@ -89,7 +89,7 @@ def no_other_release() -> Iterator[None]:
         yield
     finally:
         for release in before:
-            release.install()
+            release.install("--create-namespace")
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """A stand-in for an engine with the connector: the endpoints that probes, router and operator use, and no model.
 
-Started as `python -c SOURCE --flag=value ...`, it takes the arguments that the operator renders and needs one, the port.
+Started as `python -c SOURCE --flag=value ...`, it takes the arguments that the operator renders and needs the port.
 """
 
 import json

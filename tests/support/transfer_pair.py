@@ -15,7 +15,7 @@ import numpy as np
 
 from devcluster.engine import ensure_engine_environment
 from devcluster.paths import CHECKOUT, find_cache
-from tests.support.kv_oracle import Physical, Sizes
+from tests.support.kv_oracle import HEAD_MAJOR, Physical, Sizes
 
 NUM_LAYERS = 2
 ENTRY_BYTES = 16
@@ -70,12 +70,16 @@ class Pair:
 
     prefill: Sizes
     decode: Sizes
-    prefill_physical: Physical = Physical()
-    decode_physical: Physical = Physical()
+    prefill_physical: Physical = HEAD_MAJOR
+    decode_physical: Physical = HEAD_MAJOR
     config: dict[str, Any] = field(default_factory=dict)
     decode_facts: dict[str, Any] = field(default_factory=dict)
     both_facts: dict[str, Any] = field(default_factory=dict)
     num_blocks: int = 40
+    num_layers: int = NUM_LAYERS
+    entry_bytes: int = ENTRY_BYTES
+    #: blocks in a random order; False: neighbours, as a fresh cache hands them out
+    scattered: bool = True
 
 
 class Transfers:
@@ -85,7 +89,7 @@ class Transfers:
         self.prefill, self.decode, self.pair = prefill, decode, pair
         self._rng = np.random.default_rng(seed)
         self.peer = prefill.ask(**self._open(pair.prefill, pair.prefill_physical, {}))
-        decode.ask(**self._open(pair.decode, pair.decode_physical, pair.decode_facts))
+        self.target = decode.ask(**self._open(pair.decode, pair.decode_physical, pair.decode_facts))
 
     def _open(self, sizes: Sizes, physical: Physical, facts: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -95,16 +99,18 @@ class Transfers:
             "padding": physical.padding,
             "kernel_blocks_per_block": physical.kernel_blocks_per_block,
             "num_blocks": self.pair.num_blocks,
-            "num_layers": NUM_LAYERS,
-            "entry_bytes": ENTRY_BYTES,
+            "num_layers": self.pair.num_layers,
+            "entry_bytes": self.pair.entry_bytes,
             "config": self.pair.config,
             **self.pair.both_facts,
             **facts,
         }
 
     def table(self, sizes: Sizes, num_tokens: int) -> list[int]:
-        """Random, distinct block ids for a sequence."""
+        """Distinct block ids for a sequence."""
         count = -(-num_tokens // (sizes.b * sizes.w))
+        if not self.pair.scattered:
+            return list(range(1, count + 1))
         return [int(block) for block in self._rng.permutation(self.pair.num_blocks)[:count]]
 
     def hold(self, transfer_id: str, num_tokens: int, **more: Any) -> None:

@@ -111,7 +111,8 @@ def open_side(role: str, command: dict[str, Any]) -> tuple[Side, dict[str, Any]]
         side.workers.append(worker)
         side.counters.append(counters)
     if role == "decode":
-        return side, {}
+        memory, transport = side.ranks[0].memory, side.workers[0]._transport
+        return side, {"address": int(memory.ctypes.data), "num_bytes": memory.nbytes, "segment": transport.segment}
     side.bootstrap = BootstrapServer(0, 1, SECRET, serves_query=True)
     side.bootstrap.publish(assemble(uuid.uuid4().hex, [worker.facts for worker in side.workers]))
     return side, {"origin": f"http://{HOST}:{side.bootstrap.port}", "engine_id": side.engine_id}
@@ -178,6 +179,10 @@ def load(side: Side, command: dict[str, Any]) -> dict[str, Any]:
             )
         ]
     )
+    if command.get("unchecked"):
+        for worker in side.workers:
+            worker.start(work)
+        return await_load(side, request_id, command.get("timeout_s", 30))
     before = [rank.memory.copy() for rank in side.ranks]
     for worker in side.workers:
         worker.start(work)
@@ -232,6 +237,19 @@ def release(side: Side, command: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def raw(side: Side, command: dict[str, Any]) -> dict[str, Any]:
+    """Time plain writes of `length` bytes each into a decode rank's memory: what the TransferEngine can do at most."""
+    transport, source = side.workers[0]._transport, int(side.ranks[0].memory.ctypes.data)
+    offsets = range(0, command["num_bytes"] - command["length"] + 1, command["length"])
+    started = time.monotonic()
+    for first in range(0, len(offsets), 256):
+        part = offsets[first : first + 256]
+        length = [command["length"]] * len(part)
+        dst = [command["address"] + offset for offset in part]
+        transport.write(command["segment"], [source + offset for offset in part], dst, length)
+    return {"seconds": time.monotonic() - started, "num_bytes": len(offsets) * command["length"]}
+
+
 def main(role: str) -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # libraries print what they like; the answers keep their own channel
@@ -246,10 +264,10 @@ def main(role: str) -> None:
                     if side:
                         side.close()
                     side, answer = None, {}
-                case "hold" | "drop" | "sent" | "load" | "release" as name:
+                case "hold" | "drop" | "sent" | "load" | "release" | "raw" as name:
                     answer = globals()[name](side, command)
                 case other:
-                    raise ValueError(other)
+                    answer = {"error": f"no such command: {other}"}
             answers.write(json.dumps({"ok": True, **answer}) + "\n")
         except Exception:
             answers.write(json.dumps({"error": traceback.format_exc()}) + "\n")

@@ -15,16 +15,23 @@ import pytest
 from devcluster import cgroups, network, processes, teardown
 from devcluster.paths import CHECKOUT, this_cache
 from devcluster.settings import BRIDGE, ENGINE_IMAGE, SCHEDULER
-from tests.support.cluster import Cluster, cluster, devcluster, up
+from tests.support.cluster import Cluster, cluster, copy_checkout, devcluster, up
 
 # Folders whose content is the business of the kernel, of other programs, or of the tests themselves.
-_NOT_SEARCHED = ("/proc", "/sys", "/dev", "/tmp/pytest-of-*", "/run/user", "/run/systemd", "/var/log/[!cp]*")
+_NOT_SEARCHED = ("/proc", "/sys", "/dev", "/tmp", "/run/user", "/run/systemd", "/var/log/[!cp]*")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def node() -> Iterator[Cluster]:
-    yield cluster()
+def _running_again_afterwards() -> Iterator[None]:
+    yield
     up()
+
+
+@pytest.fixture
+def node() -> Cluster:
+    """The cluster, whole again whatever the test before has left."""
+    up()
+    return cluster()
 
 
 def _records() -> dict[str, processes.ProcessRecord]:
@@ -45,6 +52,20 @@ def _run_pod(node: Cluster, name: str) -> None:
     node.kubectl("wait", "-n", "default", "--for=condition=Ready", f"pod/{name}", "--timeout=60s")
 
 
+def _exec_works(node: Cluster, name: str, within_s: float = 30) -> None:
+    """A kubelet that was started anew knows its pods after a few seconds only."""
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            node.kubectl("exec", name, "-n", "default", "--", "/bin/busybox", "true")
+        except AssertionError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
+        else:
+            return
+
+
 @pytest.mark.parametrize("name", ["etcd", "containerd", "kube-apiserver", "kube-scheduler", "kubelet", "kube-proxy"])
 def test_a_killed_component_is_started_again_and_the_others_are_left_alone(node: Cluster, name: str) -> None:
     before = _records()
@@ -62,7 +83,7 @@ def test_pods_and_objects_outlive_a_repair(node: Cluster) -> None:
     before = node.get("pod", "survivor", "-n", "default")["status"]
     _kill("containerd", "kubelet", "kube-apiserver", "etcd")
     up()
-    node.kubectl("exec", "survivor", "-n", "default", "--", "/bin/busybox", "true")
+    _exec_works(node, "survivor")
     after = node.get("pod", "survivor", "-n", "default")["status"]
     assert after["podIP"] == before["podIP"]
     assert after["containerStatuses"][0]["restartCount"] == 0
@@ -127,8 +148,7 @@ def test_an_up_killed_at_any_moment_does_not_stop_the_next(node: Cluster) -> Non
 
 def test_the_cluster_of_a_deleted_checkout_is_cleared(node: Cluster, tmp_path: Path) -> None:
     assert devcluster("down").returncode == 0
-    second = tmp_path / "second"
-    shutil.copytree(CHECKOUT / "devcluster", second / "devcluster", ignore=shutil.ignore_patterns("__pycache__"))
+    second = copy_checkout(tmp_path / "second")
     result = devcluster("up", cwd=second)
     assert result.returncode == 0, result.stderr
     refused = devcluster("up")
@@ -138,8 +158,24 @@ def test_the_cluster_of_a_deleted_checkout_is_cleared(node: Cluster, tmp_path: P
     assert "clearing what a dead cluster left" in up()
 
 
+def test_a_second_cache_is_refused_while_the_first_ones_cluster_runs(node: Cluster, tmp_path: Path) -> None:
+    before = devcluster("status").stdout
+    for command in ("up", "down"):
+        result = subprocess.run(
+            [str(CHECKOUT / ".venv/bin/python"), "-m", "devcluster", command],
+            cwd=CHECKOUT,
+            env={**os.environ, "DCP_DISAGG_CACHE": str(tmp_path / "c")},
+            capture_output=True,
+            text=True,
+        )
+        assert result.returncode == 2, command
+        assert f"from {CHECKOUT}, with DCP_DISAGG_CACHE={this_cache().root};" in result.stderr
+    assert devcluster("status").stdout == before
+
+
 def test_a_full_disk_is_refused_before_anything_starts(node: Cluster, tmp_path: Path) -> None:
-    small = tmp_path / "small"
+    assert devcluster("down").returncode == 0
+    small = tmp_path / "c"
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", small], check=True)
     try:
@@ -202,9 +238,11 @@ def test_down_leaves_nothing_behind(node: Cluster) -> None:
     assert devcluster("down").returncode == 0
     after = _machine()
     assert after == before
-    assert _written_since(marker) == []
+    written = _written_since(marker)
+    assert not written, "\n".join(written)
     assert not this_cache().cluster.root.exists()
     assert devcluster("status").stdout.startswith("no local cluster runs")
+    assert "`python -m devcluster up` starts one" in devcluster("env").stderr
     assert devcluster("down").returncode == 0, "stopping what is stopped is fine"
 
 
@@ -241,7 +279,8 @@ def _written_since(marker: float) -> list[str]:
     return sorted(found)
 
 
-def test_the_bridge_is_gone_and_comes_back(node: Cluster) -> None:
+def test_a_warm_start_reaches_a_ready_node_within_30_seconds() -> None:
+    assert devcluster("down").returncode == 0
     assert not (Path("/sys/class/net") / BRIDGE).exists()
     start = time.monotonic()
     up()

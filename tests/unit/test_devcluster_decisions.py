@@ -15,7 +15,7 @@ from devcluster.paths import ClusterPaths, find_cache
 from devcluster.processes import ProcessRecord, boot_id, is_alive, load_records, parse_stat, start_ticks
 from devcluster.settings import BASE_IMAGE, PORTS, Port
 
-OWNER = Owner("/work/one", "2026-11-30 11:57:03 +0000", "boot-1")
+OWNER = Owner("/home/one", "2026-11-30 11:57:03 +0000", "boot-1")
 ALIVE = {"etcd": True, "kubelet": False}
 DEAD = {"etcd": False, "kubelet": False}
 
@@ -23,14 +23,14 @@ DEAD = {"etcd": False, "kubelet": False}
 @pytest.mark.parametrize(
     ("case", "owner", "checkout", "checkout_exists", "alive", "anything_there", "expected"),
     [
-        ("no state folder is no cluster", None, "/work/one", False, {}, False, Verdict.ABSENT),
-        ("one living process keeps our cluster ours", OWNER, "/work/one", True, ALIVE, True, Verdict.OURS),
-        ("another checkout's living cluster is theirs", OWNER, "/work/two", True, ALIVE, True, Verdict.FOREIGN),
-        ("a deleted checkout owns nothing", OWNER, "/work/two", False, ALIVE, True, Verdict.REMAINS),
-        ("dead processes are remains, ours too", OWNER, "/work/one", True, DEAD, True, Verdict.REMAINS),
-        ("dead processes are remains, theirs too", OWNER, "/work/two", True, DEAD, True, Verdict.REMAINS),
-        ("a run killed before its first process leaves remains", OWNER, "/work/one", True, {}, True, Verdict.REMAINS),
-        ("a folder without an owner is remains", None, "/work/one", False, ALIVE, True, Verdict.REMAINS),
+        ("no state folder is no cluster", None, "/home/one", False, {}, False, Verdict.ABSENT),
+        ("one living process keeps our cluster ours", OWNER, "/home/one", True, ALIVE, True, Verdict.OURS),
+        ("another checkout's living cluster is theirs", OWNER, "/home/two", True, ALIVE, True, Verdict.FOREIGN),
+        ("a deleted checkout owns nothing", OWNER, "/home/two", False, ALIVE, True, Verdict.REMAINS),
+        ("dead processes are remains, ours too", OWNER, "/home/one", True, DEAD, True, Verdict.REMAINS),
+        ("dead processes are remains, theirs too", OWNER, "/home/two", True, DEAD, True, Verdict.REMAINS),
+        ("a run killed before its first process leaves remains", OWNER, "/home/one", True, {}, True, Verdict.REMAINS),
+        ("a folder without an owner is remains", None, "/home/one", False, ALIVE, True, Verdict.REMAINS),
     ],
 )
 def test_whose_cluster_it_is(
@@ -55,7 +55,7 @@ def test_the_refusal_of_a_second_checkout_says_since_when_and_from_where() -> No
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"checkout": "/work/one"}', '{"unknown": 1}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"checkout": "/home/one"}', '{"unknown": 1}'])
 def test_an_owner_record_that_was_cut_short_counts_as_none(tmp_path: Path, text: str) -> None:
     path = tmp_path / "owner.json"
     path.write_text(text)

@@ -266,6 +266,21 @@ def test_which_processes_belong_to_the_cluster(case: str, argv: list[str], ours:
     assert teardown.is_runtime_process(argv, PATHS) is ours, case
 
 
+@pytest.mark.parametrize(
+    ("case", "text", "ours"),
+    [
+        ("a result for our network", '{"networkName": "dcp-disagg-pods"}', True),
+        ("a loopback device of our pod", '{"networkName": "lo", "sandbox": "/cache/cluster/containerd/x"}', True),
+        ("a loopback device of another pod", '{"networkName": "lo", "sandbox": "/run/netns/x"}', False),
+        ("a folder whose name starts like ours", '{"sandbox": "/cache/cluster2/x"}', False),
+        ("something else", "[]", False),
+        ("a file cut short", '{"netw', False),
+    ],
+)
+def test_which_results_of_network_plugins_are_ours(case: str, text: str, ours: bool) -> None:
+    assert teardown.is_result_of_ours(text, ROOT) is ours, case
+
+
 def test_sockets_that_somebody_holds_are_told_from_leftovers() -> None:
     table = (
         "Num       RefCount Protocol Flags    Type St Inode Path\n"

@@ -5,9 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from devcluster.engine import environment, profile, recipe
 from devcluster.errors import DevClusterError
+from devcluster.paths import CHECKOUT
+from devcluster.settings import ENGINE_MOUNT
 
 # Stands in for `uv venv ... FOLDER` and `uv sync`; the interpreter that it makes writes a model's file.
 FAKE_UV = """#!/bin/sh
@@ -157,3 +160,17 @@ def test_an_engine_without_dcp_gets_no_flag_of_dcp() -> None:
 
 def test_the_model_inspection_of_a_pod_is_found_where_the_pod_sees_the_environment() -> None:
     assert profile.environment("/opt/cpu-engine")["VLLM_CACHE_ROOT"] == "/opt/cpu-engine/vllm-cache"
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_the_demo_runs_its_engines_as_the_profile_says(role: str) -> None:
+    """Except for what is a field of the object: the operator renders --dtype and the like, and HF_HUB_OFFLINE."""
+    spec = yaml.safe_load((CHECKOUT / "examples" / "cpu-demo.yaml").read_text())["spec"][role]
+    fields = {"--dtype=float32": "dtype", "--block-size=32": "blockSize", "--max-model-len=2048": "maxModelLen"}
+    assert spec["extraArgs"] == [flag for flag in profile.ARGUMENTS if flag not in fields]
+    assert [flag for flag, field in fields.items() if flag.partition("=")[2] != str(spec[field])] == []
+    (main,) = spec["template"]["spec"]["containers"]
+    expected = profile.environment(ENGINE_MOUNT)
+    del expected["HF_HUB_OFFLINE"]
+    assert {variable["name"]: variable["value"] for variable in main["env"]} == expected
+    assert main["command"] == [f"{ENGINE_MOUNT}/bin/python3", "-m", profile.API_SERVER]

@@ -3,7 +3,7 @@
 import argparse
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dcp_operator.flags import ProblemKind, known_flags, read_arguments
@@ -105,6 +105,7 @@ def test_the_last_use_counts():
     assert (last.value, last.index) == ("2", 2)
 
 
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.text(max_size=40) | st.sampled_from(list(known_flags().by_name)), max_size=12))
 def test_never_fails(arguments):
     reading = read_arguments(arguments)
@@ -155,6 +156,7 @@ def _arguments(draw):
     return result
 
 
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(_arguments())
 def test_agrees_with_the_standard_library(arguments):
     """What argparse takes is read alike, and what it refuses has a problem."""

@@ -1,7 +1,7 @@
 """From documents to objects: every schema error in the words of a user."""
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dcp_operator.api.load import is_ours, load
@@ -19,8 +19,10 @@ MESSAGES = {
     ),
     "a field that nothing resembles": (
         {"spec": {"kvConnector": {"xyz": 1}}},
-        "spec.kvConnector.xyz: is not a field of spec.kvConnector; its fields are type, protocol, delivery, "
-        "loadFailurePolicy, extraConfig",
+        (
+            "spec.kvConnector.xyz: is not a field of spec.kvConnector; its fields are type, protocol, delivery, "
+            "loadFailurePolicy, extraConfig"
+        ),
     ),
     "zero": (
         role("decode", parallelism={"tensor": 0}),
@@ -71,8 +73,11 @@ MESSAGES = {
     ),
     "an unknown scheme": (
         {"spec": {"model": {"uri": "s3://bucket/model"}}},
-        'spec.model.uri: found "s3://bucket/model", must be hf://REPOSITORY, pvc://CLAIM/PATH or oci://IMAGE, without '
-        "spaces",
+        (
+            'spec.model.uri: found "s3://bucket/model", must be hf://REPOSITORY, pvc://CLAIM/PATH or oci://IMAGE, '
+            "without "
+            "spaces"
+        ),
     ),
     "an empty name": ({"spec": {"model": {"servedName": ""}}}, "spec.model.servedName: is empty"),
     "a name of a thousand characters": (
@@ -85,7 +90,10 @@ MESSAGES = {
     ),
     "a percentage above all": (
         {"spec": {"rolloutStrategy": {"maxSurge": "150%"}}},
-        'spec.rolloutStrategy.maxSurge: found "150%", must be a whole number from 0 to 1000 or a percentage such as 25%',
+        (
+            'spec.rolloutStrategy.maxSurge: found "150%", must be a whole number from 0 to 1000 or a percentage such '
+            "as 25%"
+        ),
     ),
     "a negative surge": (
         {"spec": {"rolloutStrategy": {"maxSurge": -1}}},
@@ -179,6 +187,7 @@ PATHS = [
 ]
 
 
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(PATHS), JSON)
 def test_never_fails_whatever_stands_in_a_field(path, value):
     change = value

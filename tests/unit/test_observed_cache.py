@@ -5,6 +5,7 @@ import base64
 import pytest
 
 from dcp_operator import names
+from dcp_operator.api.base import KIND
 from dcp_operator.gather import Cache
 from dcp_operator.kinds import DEPLOYMENT, DEPLOYMENT_OF_ENGINES, POD, SECRET, SERVICE, Ref
 from dcp_operator.observed import Key, essence, stored_key
@@ -23,7 +24,7 @@ def service(version: str = "5", uid: str = "service-uid", name: str = "chat", **
             "uid": uid,
             "resourceVersion": version,
             "labels": {names.LABEL_NAME: "chat"},
-            "ownerReferences": [{"uid": "owner-uid", "controller": True}],
+            "ownerReferences": [{"kind": KIND, "name": "chat", "uid": "owner-uid", "controller": True}],
         },
         "spec": spec,
     }
@@ -43,7 +44,7 @@ def cache() -> Cache:
 
 def test_without_the_object_there_is_no_snapshot():
     cache = Cache()
-    assert cache.store(service()) == CHAT
+    assert cache.store(service()) == {CHAT}
     assert cache.snapshot(CHAT) is None
     assert cache.keys() == []
 
@@ -60,7 +61,7 @@ def test_a_snapshot_holds_the_object_its_children_and_its_pods(cache: Cache):
 
 def test_a_late_event_does_not_undo_a_newer_one(cache: Cache):
     cache.store(service("7", a=7))
-    assert cache.store(service("6", a=6)) is None
+    assert cache.store(service("6", a=6)) == set()
     assert cache.snapshot(CHAT).children[Ref("Service", "chat")].body["spec"] == {"a": 7}
 
 
@@ -72,20 +73,20 @@ def test_resource_versions_are_compared_as_numbers(cache: Cache):
 
 def test_the_deletion_of_a_predecessor_does_not_remove_its_successor(cache: Cache):
     cache.store(service("9", uid="second"))
-    assert cache.drop(service("8", uid="first")) is None
+    assert cache.drop(service("8", uid="first")) == set()
     assert Ref("Service", "chat") in cache.snapshot(CHAT).children
 
 
 def test_a_deletion_wakes_the_owner(cache: Cache):
     cache.store(service())
-    assert cache.drop(service("6")) == CHAT
+    assert cache.drop(service("6")) == {CHAT}
     assert cache.snapshot(CHAT).children == {}
 
 
 def test_what_bears_no_name_of_ours_is_not_kept(cache: Cache):
     body = service()
-    body["metadata"]["labels"] = {"app": "theirs"}
-    assert cache.store(body) is None
+    body["metadata"] |= {"labels": {"app": "theirs"}, "ownerReferences": []}
+    assert cache.store(body) == set()
     assert cache.snapshot(CHAT).children == {}
 
 
@@ -188,3 +189,26 @@ def test_kinds_have_the_paths_of_the_api():
         DEPLOYMENT_OF_ENGINES.path("ns", "a", "status")
         == "/apis/dcpdisagg.io/v1alpha1/namespaces/ns/dcpdisaggdeployments/a/status"
     )
+
+
+def test_a_child_whose_label_was_changed_still_belongs_to_its_owner(cache: Cache):
+    cache.store(service())
+    changed = service("6")
+    changed["metadata"]["labels"] = {names.LABEL_NAME: "other"}
+    assert cache.store(changed) == {CHAT}
+    assert cache.snapshot(CHAT).children[Ref("Service", "chat")].labels == {names.LABEL_NAME: "other"}
+
+
+def test_a_pod_whose_label_was_changed_leaves_its_object_and_both_are_woken(cache: Cache):
+    cache.store(pod("prefill", "r1"))
+    changed = pod("prefill", "r1", owner_name="other", name="chat-prefill-r1-abcde", uid="pod-prefill")
+    changed["metadata"]["resourceVersion"] = "6"
+    assert cache.store(changed) == {CHAT, Key("models", "other")}
+    assert cache.snapshot(CHAT).pods == ()
+
+
+def test_a_successor_takes_the_place_of_what_had_its_name(cache: Cache):
+    cache.store(service("5", uid="first"))
+    cache.store(service("9", uid="second"))
+    assert cache.snapshot(CHAT).children[Ref("Service", "chat")].uid == "second"
+    assert cache.drop(service("6", uid="first")) == set()

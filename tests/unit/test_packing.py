@@ -1,5 +1,7 @@
 """Packing: images and chunks by hand. Whole transfers are in tests/property/test_mapping_bytes.py."""
 
+from dataclasses import replace
+
 import pytest
 
 from dcp_connector.bind import BindError
@@ -128,11 +130,14 @@ def test_images_by_hand(prefill, decode, span, tables, options, units, descripto
         pytest.param(HEAD_MAJOR, 2, 8, id="dense pages gather whole entries"),
         pytest.param(Physical(padding=4), 2, 4, id="padding halves the unit"),
         pytest.param(Physical(("layer", "block", "row", "head"), padding=3), 2, 1, id="odd padding: byte by byte"),
-        pytest.param(Physical(("layer", "head", "block", "row"), padding=4), 1, 4, id="one head: its stride is unused"),
     ],
 )
 def test_the_gather_unit_divides_every_stride(physical, heads, unit):
     assert gather_unit_bytes(_pages(Sizes(1, 1, 1, 4, heads), physical=physical)[0]) == unit
+
+
+def test_the_stride_of_a_single_head_does_not_shrink_the_gather_unit():
+    assert gather_unit_bytes(replace(_pages(Sizes(1, 1, 1, 4, 1))[0], head_stride=7)) == 8
 
 
 def _chunks(*, tokens=32, layers=3, staging_bytes=1000, max_descriptors=100, dst_table=(0, 2, 4, 6)):
@@ -169,6 +174,12 @@ def _layers(chunks):
         ),
         pytest.param(
             {"max_descriptors": 3, "layers": 1}, [[(0, 12)], [(0, 4)]], [3, 1], id="more pages than descriptors"
+        ),
+        pytest.param(
+            {"staging_bytes": 100, "layers": 2},
+            [[(0, 12)], [(0, 4), (1, 8)], [(1, 8)]],
+            [3, 3, 2],
+            id="the next large layer fills what is left",
         ),
         pytest.param(
             {"staging_bytes": 20, "layers": 1},

@@ -40,6 +40,7 @@ def _fragments(prefill, decode, *, physical=HEAD_MAJOR, num_blocks=100, heads=((
         pytest.param((1, 1, 1, 16, 1), (2, 2, 1, 16, 1), {}, 100, 1600, id="interleave 1: tokens or pages"),
         pytest.param((1, 1, 1, 16, 1), (2, 2, 8, 16, 1), {}, 800, 1600, id="interleave 8"),
         pytest.param((1, 1, 1, 16, 1), (2, 2, 16, 16, 1), {}, 1600, 1600, id="whole blocks either way"),
+        pytest.param((1, 1, 1, 8, 1), (1, 1, 1, 32, 1), {}, 800, 3200, id="small source blocks"),
         pytest.param((2, 2, 1, 16, 1), (1, 1, 1, 16, 1), {}, 100, 100, id="two prefill shards: no gain"),
         pytest.param((1, 1, 1, 16, 1), (1, 1, 1, 16, 1), {"num_blocks": 2}, 1600, 1600, id="a tiny cache"),
         pytest.param((1, 1, 1, 16, 1), (2, 2, 1, 16, 1), {"num_blocks": 1}, 100, 1600, id="a cache of one block"),

@@ -1,4 +1,5 @@
-"""Rules between the roles, on the connector, on scaling, names and the model: complete messages, as a user reads them."""
+"""Rules between the roles, on the connector, on scaling, names and the model: complete messages, as a user reads
+them."""
 
 import pytest
 
@@ -16,93 +17,142 @@ def connector(**options):
 REFUSED = {
     "KV data types that differ": (
         [role("decode", kvCacheDtype="fp8")],
-        "spec.decode.kvCacheDtype: fp8 differs from spec.prefill.kvCacheDtype auto, and both must be the same; nearest "
-        "that work: auto here, or fp8 in spec.prefill.kvCacheDtype [kv-dtype-equal]",
+        (
+            "spec.decode.kvCacheDtype: fp8 differs from spec.prefill.kvCacheDtype auto, and both must be the same; "
+            "nearest "
+            "that work: auto here, or fp8 in spec.prefill.kvCacheDtype [kv-dtype-equal]"
+        ),
     ),
     "KV data type set in the arguments of one role": (
         [extra_args("prefill", "--kv-cache-dtype", "fp8")],
-        "spec.decode.kvCacheDtype: auto differs from spec.prefill.kvCacheDtype fp8, and both must be the same; nearest "
-        "that work: fp8 here, or auto in spec.prefill.kvCacheDtype [kv-dtype-equal]",
+        (
+            "spec.decode.kvCacheDtype: auto differs from spec.prefill.kvCacheDtype fp8, and both must be the same; "
+            "nearest "
+            "that work: fp8 here, or auto in spec.prefill.kvCacheDtype [kv-dtype-equal]"
+        ),
     ),
     "data types that differ": (
         [role("prefill", dtype="bfloat16"), role("decode", dtype="float16")],
-        "spec.decode.dtype: float16 differs from spec.prefill.dtype bfloat16, and both must be the same; nearest that "
-        "work: bfloat16 here, or float16 in spec.prefill.dtype [dtype-equal]",
+        (
+            "spec.decode.dtype: float16 differs from spec.prefill.dtype bfloat16, and both must be the same; nearest "
+            "that "
+            "work: bfloat16 here, or float16 in spec.prefill.dtype [dtype-equal]"
+        ),
     ),
     "quantization on one role": (
         [extra_args("decode", "--quantization=awq")],
-        'spec.decode.extraArgs[0]: --quantization is "awq" in spec.decode.extraArgs and absent in '
-        "spec.prefill.extraArgs, and both must be the same; state it alike on both roles, or on neither [dtype-equal]",
+        (
+            'spec.decode.extraArgs[0]: --quantization is "awq" in spec.decode.extraArgs and absent in '
+            "spec.prefill.extraArgs, and both must be the same; state it alike on both roles, or on neither "
+            "[dtype-equal]"
+        ),
     ),
     "another model in the arguments": (
         [extra_args("decode", "--model", "other/model")],
-        'spec.decode.extraArgs[0]: --model says "other/model", but spec.model.uri is "hf://example/model", and it is '
-        "stated once for both roles; remove the argument and set spec.model.uri [model-equal]",
+        (
+            'spec.decode.extraArgs[0]: --model says "other/model", but spec.model.uri is "hf://example/model", and '
+            "it is "
+            "stated once for both roles; remove the argument and set spec.model.uri [model-equal]"
+        ),
     ),
     "a revision in the arguments": (
         [extra_args("prefill", "--revision=v2")],
-        'spec.prefill.extraArgs[0]: --revision says "v2", but spec.model.revision is not stated, and it is stated once '
-        "for both roles; remove the argument and set spec.model.revision [model-equal]",
+        (
+            'spec.prefill.extraArgs[0]: --revision says "v2", but spec.model.revision is not stated, and it is '
+            "stated once "
+            "for both roles; remove the argument and set spec.model.revision [model-equal]"
+        ),
     ),
     "remote code trusted on one role": (
         [extra_args("prefill", "--trust-remote-code")],
-        "spec.prefill.extraArgs[0]: --trust-remote-code is absent in spec.decode.extraArgs and on in "
-        "spec.prefill.extraArgs, and both must be the same; state it alike on both roles, or on neither [model-equal]",
+        (
+            "spec.prefill.extraArgs[0]: --trust-remote-code is absent in spec.decode.extraArgs and on in "
+            "spec.prefill.extraArgs, and both must be the same; state it alike on both roles, or on neither "
+            "[model-equal]"
+        ),
     ),
     "tokenizers that differ": (
         [extra_args("prefill", "--tokenizer=a"), extra_args("decode", "--tokenizer=b")],
-        'spec.decode.extraArgs[0]: --tokenizer is "b" in spec.decode.extraArgs and "a" in spec.prefill.extraArgs, and '
-        "both must be the same; state it alike on both roles, or on neither [model-equal]",
+        (
+            'spec.decode.extraArgs[0]: --tokenizer is "b" in spec.decode.extraArgs and "a" in '
+            "spec.prefill.extraArgs, and "
+            "both must be the same; state it alike on both roles, or on neither [model-equal]"
+        ),
     ),
     "decode shorter than prefill": (
         [role("prefill", maxModelLen=16384), role("decode", maxModelLen=8192)],
-        "spec.decode.maxModelLen: 8192 is below spec.prefill.maxModelLen 16384, and decode must take every prompt that "
-        "prefill takes; nearest that work: 16384 here, or 8192 in spec.prefill.maxModelLen [max-model-len]",
+        (
+            "spec.decode.maxModelLen: 8192 is below spec.prefill.maxModelLen 16384, and decode must take every "
+            "prompt that "
+            "prefill takes; nearest that work: 16384 here, or 8192 in spec.prefill.maxModelLen [max-model-len]"
+        ),
     ),
     "decode shorter than what prefill takes from the model": (
         [role("decode", maxModelLen=8192)],
-        "spec.decode.maxModelLen: 8192 is below spec.prefill.maxModelLen 32768, and decode must take every prompt that "
-        "prefill takes; nearest that work: 32768 here, or 8192 in spec.prefill.maxModelLen [max-model-len]",
+        (
+            "spec.decode.maxModelLen: 8192 is below spec.prefill.maxModelLen 32768, and decode must take every "
+            "prompt that "
+            "prefill takes; nearest that work: 32768 here, or 8192 in spec.prefill.maxModelLen [max-model-len]"
+        ),
     ),
     "longer than the model": (
         [role("prefill", maxModelLen=40000), role("decode", maxModelLen=40000)],
-        "spec.prefill.maxModelLen: 40000 is above spec.model.geometry.maxModelLen 32768; nearest that works: 32768 "
-        "[max-model-len]",
+        (
+            "spec.prefill.maxModelLen: 40000 is above spec.model.geometry.maxModelLen 32768; nearest that works: 32768 "
+            "[max-model-len]"
+        ),
     ),
     "no suggestion that the model forbids": (
         [role("prefill", maxModelLen=40000)],
-        "spec.decode.maxModelLen: 32768 is below spec.prefill.maxModelLen 40000, and decode must take every prompt that "
-        "prefill takes; nearest that works: 32768 in spec.prefill.maxModelLen [max-model-len]",
+        (
+            "spec.decode.maxModelLen: 32768 is below spec.prefill.maxModelLen 40000, and decode must "
+            "take every prompt that "
+            "prefill takes; nearest that works: 32768 in spec.prefill.maxModelLen [max-model-len]"
+        ),
     ),
     "prefill context parallelism": (
         [MLA, sizes("prefill", prefillContext=2)],
-        "spec.prefill.parallelism.prefillContext: 2 is not yet supported by the bundled connector; nearest that works: 1 "
-        "[connector-takes-pair]",
+        (
+            "spec.prefill.parallelism.prefillContext: 2 is not yet supported by the bundled connector; "
+            "nearest that works: 1 [connector-takes-pair]"
+        ),
     ),
     "data parallelism": (
         [sizes("decode", data=2)],
-        "spec.decode.parallelism.data: 2 is not yet supported by the bundled connector; nearest that works: 1 "
-        "[connector-takes-pair]",
+        (
+            "spec.decode.parallelism.data: 2 is not yet supported by the bundled connector; nearest that works: 1 "
+            "[connector-takes-pair]"
+        ),
     ),
     "pipeline parallelism": (
         [sizes("prefill", pipeline=2)],
-        "spec.prefill.parallelism.pipeline: 2 is not yet supported by the bundled connector; nearest that works: 1 "
-        "[connector-takes-pair]",
+        (
+            "spec.prefill.parallelism.pipeline: 2 is not yet supported by the bundled connector; nearest that works: 1 "
+            "[connector-takes-pair]"
+        ),
     ),
     "a misspelt connector option": (
         [connector(extraConfig={"lease_seconds": 3})],
-        "spec.kvConnector.extraConfig.lease_seconds: is no option of the bundled connector; did you mean lease_s? "
-        "[connector-config]",
+        (
+            "spec.kvConnector.extraConfig.lease_seconds: is no option of the bundled connector; did you mean lease_s? "
+            "[connector-config]"
+        ),
     ),
     "a connector option that the operator sets": (
         [connector(extraConfig={"mooncake_protocol": "tcp"})],
-        'spec.kvConnector.extraConfig.mooncake_protocol: "tcp" is set by the operator; state spec.kvConnector.protocol '
-        "instead [connector-config]",
+        (
+            'spec.kvConnector.extraConfig.mooncake_protocol: "tcp" is set by the operator; state '
+            "spec.kvConnector.protocol "
+            "instead [connector-config]"
+        ),
     ),
     "a port of the connector": (
         [connector(extraConfig={"bootstrap_port": 9000})],
-        "spec.kvConnector.extraConfig.bootstrap_port: 9000 is set by the operator; the probes and the Services rely on "
-        "its value; remove it [connector-config]",
+        (
+            "spec.kvConnector.extraConfig.bootstrap_port: 9000 is set by the operator; the probes and the Services "
+            "rely on "
+            "its value; remove it [connector-config]"
+        ),
     ),
     "a connector option out of bounds": (
         [connector(extraConfig={"lease_s": 0})],
@@ -110,34 +160,49 @@ REFUSED = {
     ),
     "two owners of the replica count": (
         [role("decode", replicas=2, scaling={"minReplicas": 1, "maxReplicas": 4})],
-        "spec.decode.replicas: 2 is stated together with spec.decode.scaling (1 to 4), and the replica count has exactly "
-        "one owner; remove one of the two [replicas-or-scaling]",
+        (
+            "spec.decode.replicas: 2 is stated together with spec.decode.scaling (1 to 4), and the "
+            "replica count has exactly one owner; remove one of the two [replicas-or-scaling]"
+        ),
     ),
     "scaling bounds that cross": (
         [role("decode", replicas=None, scaling={"minReplicas": 5, "maxReplicas": 4})],
-        "spec.decode.scaling.minReplicas: 5 is above spec.decode.scaling.maxReplicas 4; nearest that works: 4 "
-        "[scaling-bounds]",
+        (
+            "spec.decode.scaling.minReplicas: 5 is above spec.decode.scaling.maxReplicas 4; nearest that works: 4 "
+            "[scaling-bounds]"
+        ),
     ),
     "a rollout that can't move": (
         [{"spec": {"rolloutStrategy": {"maxSurge": 0, "maxUnavailable": "0%"}}}],
-        "spec.rolloutStrategy.maxUnavailable: 0 together with spec.rolloutStrategy.maxSurge 0 lets no rollout move, "
-        "because it may neither add an engine nor take one away; nearest that works: 1, or maxSurge 1 "
-        "[rollout-not-stuck]",
+        (
+            "spec.rolloutStrategy.maxUnavailable: 0 together with spec.rolloutStrategy.maxSurge 0 lets no rollout "
+            "move, "
+            "because it may neither add an engine nor take one away; nearest that works: 1, or maxSurge 1 "
+            "[rollout-not-stuck]"
+        ),
     ),
     "a name that leaves no room": (
         [{"metadata": {"name": "a" * 63}}],
-        "metadata.name: has 63 characters, and the longest derived name adds 17 to it, beyond the 63 that Kubernetes "
-        "allows; at most 46 fit [name-length]",
+        (
+            "metadata.name: has 63 characters, and the longest derived name adds 17 to it, beyond the 63 that "
+            "Kubernetes "
+            "allows; at most 46 fit [name-length]"
+        ),
     ),
     "a generated name that leaves no room": (
         [{"metadata": {"name": "", "generateName": "a" * 42}}],
-        "metadata.generateName: has 47 characters, and the longest derived name adds 17 to it, beyond the 63 that "
-        "Kubernetes allows; at most 46 fit [name-length]",
+        (
+            "metadata.generateName: has 47 characters, and the longest derived name adds 17 to it, beyond the 63 that "
+            "Kubernetes allows; at most 46 fit [name-length]"
+        ),
     ),
     "a name that no Service can have": (
         [{"metadata": {"name": "7b.chat"}}],
-        'metadata.name: "7b.chat" can\'t be the name of a Service: small letters, digits and dashes, a letter first and '
-        "no dash last [name-valid]",
+        (
+            'metadata.name: "7b.chat" can\'t be the name of a Service: small letters, digits and dashes, a letter '
+            "first and "
+            "no dash last [name-valid]"
+        ),
     ),
     "a repository with too many parts": (
         [{"spec": {"model": {"uri": "hf://a/b/c"}}}],
@@ -153,8 +218,11 @@ REFUSED = {
     ),
     "a revision of a volume": (
         [{"spec": {"model": {"uri": "pvc://models/chat", "revision": "main"}}}],
-        'spec.model.revision: "main" with spec.model.uri "pvc://models/chat": only hf:// models have revisions; remove '
-        "it [model-uri]",
+        (
+            'spec.model.revision: "main" with spec.model.uri "pvc://models/chat": only hf:// models have revisions; '
+            "remove "
+            "it [model-uri]"
+        ),
     ),
 }
 
@@ -167,24 +235,35 @@ def test_refuses(changes, message):
 WARNED = {
     "decode longer than prefill": (
         [role("prefill", maxModelLen=8192), role("decode", maxModelLen=16384)],
-        "spec.decode.maxModelLen: 16384 is above spec.prefill.maxModelLen 8192, so prompts longer than 8192 tokens are "
-        "refused by prefill [max-model-len]",
+        (
+            "spec.decode.maxModelLen: 16384 is above spec.prefill.maxModelLen 8192, so prompts longer than 8192 "
+            "tokens are "
+            "refused by prefill [max-model-len]"
+        ),
     ),
     "prefill's length unknown while decode's is stated": (
         [{"spec": {"model": {"geometry": {"maxModelLen": None}}}}, role("decode", maxModelLen=8192)],
-        "spec.prefill.maxModelLen: is not stated, so prefill takes the model's own limit, which may be above "
-        "spec.decode.maxModelLen 8192; state 8192 here too [max-model-len]",
+        (
+            "spec.prefill.maxModelLen: is not stated, so prefill takes the model's own limit, which may be above "
+            "spec.decode.maxModelLen 8192; state 8192 here too [max-model-len]"
+        ),
     ),
     "rdma without a device": (
         [connector(protocol="rdma")],
-        "spec.prefill.template.spec.containers[main].resources.limits: has no RDMA resource, and "
-        "spec.kvConnector.protocol is rdma; request the cluster's RDMA device for the container main, or set protocol "
-        "tcp [rdma-resources]",
+        (
+            "spec.prefill.template.spec.containers[main].resources.limits: has no RDMA resource, and "
+            "spec.kvConnector.protocol is rdma; request the cluster's RDMA device for the container main, or set "
+            "protocol "
+            "tcp [rdma-resources]"
+        ),
     ),
     "a model whose heads are unknown": (
         [{"spec": {"model": {"geometry": None}}}],
-        "spec.model.geometry: is not stated, so heads-divide-tp, gqa-dcp-replicas and dcp-advice were not checked; state "
-        "attention, attentionHeads, kvHeads and layers from the model's config.json [unknown-model]",
+        (
+            "spec.model.geometry: is not stated, so heads-divide-tp, gqa-dcp-replicas and dcp-advice were not "
+            "checked; state "
+            "attention, attentionHeads, kvHeads and layers from the model's config.json [unknown-model]"
+        ),
     ),
 }
 

@@ -14,13 +14,17 @@ def pod(**fields):
 REFUSED = {
     "another number of accelerators": (
         [main_container("decode", resources={"limits": {"nvidia.com/gpu": 4}})],
-        f"{CONTAINER}.resources.limits[nvidia.com/gpu]: 4 differs from the 8 that spec.decode.parallelism.tensor 8 "
-        "needs; nearest that works: 8, or leave it out [gpu-count]",
+        (
+            f"{CONTAINER}.resources.limits[nvidia.com/gpu]: 4 differs from the 8 that spec.decode.parallelism.tensor 8 "
+            "needs; nearest that works: 8, or leave it out [gpu-count]"
+        ),
     ),
     "a fraction of an accelerator": (
         [main_container("decode", resources={"limits": {"nvidia.com/gpu": "500m"}})],
-        f'{CONTAINER}.resources.limits[nvidia.com/gpu]: "500m" differs from the 8 that spec.decode.parallelism.tensor 8 '
-        "needs; nearest that works: 8, or leave it out [gpu-count]",
+        (
+            f'{CONTAINER}.resources.limits[nvidia.com/gpu]: "500m" differs from the 8 that '
+            "spec.decode.parallelism.tensor 8 needs; nearest that works: 8, or leave it out [gpu-count]"
+        ),
     ),
     "accelerators of the product of all sizes": (
         [
@@ -28,32 +32,47 @@ REFUSED = {
             sizes("decode", tensor=4, prefillContext=2, pipeline=3, decodeContext=1),
             main_container("decode", resources={"requests": {"nvidia.com/gpu": "8"}}),
         ],
-        f'{CONTAINER}.resources.requests[nvidia.com/gpu]: "8" differs from the 24 that spec.decode.parallelism.tensor 4 '
-        "x spec.decode.parallelism.prefillContext 2 x spec.decode.parallelism.pipeline 3 needs; nearest that works: 24, "
-        "or leave it out [gpu-count]",
+        (
+            f'{CONTAINER}.resources.requests[nvidia.com/gpu]: "8" differs from the 24 that '
+            "spec.decode.parallelism.tensor 4 "
+            "x spec.decode.parallelism.prefillContext 2 x spec.decode.parallelism.pipeline 3 needs; nearest that "
+            "works: 24, "
+            "or leave it out [gpu-count]"
+        ),
     ),
     "accelerators of another vendor": (
         [main_container("decode", resources={"limits": {"amd.com/gpu": 8}})],
-        f"{CONTAINER}.resources.limits[amd.com/gpu]: 8 is requested, but spec.accelerator.resourceName is "
-        "nvidia.com/gpu; keep one [gpu-count]",
+        (
+            f"{CONTAINER}.resources.limits[amd.com/gpu]: 8 is requested, but spec.accelerator.resourceName is "
+            "nvidia.com/gpu; keep one [gpu-count]"
+        ),
     ),
     "accelerators while the engines run on CPU": (
         [
             {"spec": {"accelerator": {"resourceName": "cpu"}}},
             main_container("decode", resources={"limits": {"nvidia.com/gpu": 8}}),
         ],
-        f"{CONTAINER}.resources.limits[nvidia.com/gpu]: 8 is requested, but spec.accelerator.resourceName is cpu; keep "
-        "one [gpu-count]",
+        (
+            f"{CONTAINER}.resources.limits[nvidia.com/gpu]: 8 is requested, but spec.accelerator.resourceName is cpu; "
+            "keep "
+            "one [gpu-count]"
+        ),
     ),
     "accelerators in a container of another name": (
         [pod(containers=[{"name": "vllm", "resources": {"limits": {"nvidia.com/gpu": 8}}}])],
-        f"{CONTAINER}.resources.limits[nvidia.com/gpu]: 8 is requested by vllm, but the engine runs in the container "
-        "main; rename it, or remove the request [gpu-count]",
+        (
+            f"{CONTAINER}.resources.limits[nvidia.com/gpu]: 8 is requested by vllm, but the engine runs in the "
+            "container "
+            "main; rename it, or remove the request [gpu-count]"
+        ),
     ),
     "another image": (
         [main_container("decode", image="vllm/vllm-openai:v0.32.0")],
-        f'{CONTAINER}.image: "vllm/vllm-openai:v0.32.0" differs from spec.image "vllm/vllm-openai:v0.33.0", and both '
-        "roles run one image; set spec.image [template-owned]",
+        (
+            f'{CONTAINER}.image: "vllm/vllm-openai:v0.32.0" differs from spec.image "vllm/vllm-openai:v0.33.0", and '
+            "both "
+            "roles run one image; set spec.image [template-owned]"
+        ),
     ),
     "arguments": (
         [main_container("decode", args=["--seed=1"])],
@@ -65,8 +84,10 @@ REFUSED = {
     ),
     "a Python path from elsewhere": (
         [main_container("decode", env=[{"name": "PYTHONPATH", "valueFrom": {}}])],
-        f"{CONTAINER}.env[0]: PYTHONPATH needs a plain value, because the connector's folder is put in front of it "
-        "[template-owned]",
+        (
+            f"{CONTAINER}.env[0]: PYTHONPATH needs a plain value, because the connector's folder is put in front of it "
+            "[template-owned]"
+        ),
     ),
     "a mount of the operator": (
         [main_container("decode", volumeMounts=[{"name": "x", "mountPath": "/models"}])],
@@ -74,18 +95,25 @@ REFUSED = {
     ),
     "a volume of the operator": (
         [pod(volumes=[{"name": "dcp-kv-key", "emptyDir": {}}])],
-        "spec.decode.template.spec.volumes[0]: dcp-kv-key is the operator's own volume; choose another name "
-        "[template-owned]",
+        (
+            "spec.decode.template.spec.volumes[0]: dcp-kv-key is the operator's own volume; choose another name "
+            "[template-owned]"
+        ),
     ),
     "a container of the operator": (
         [pod(initContainers=[{"name": "connector", "image": "x"}])],
-        "spec.decode.template.spec.initContainers[0].name: connector is the operator's own container; choose another "
-        "name [template-owned]",
+        (
+            "spec.decode.template.spec.initContainers[0].name: connector is the operator's own container; choose "
+            "another "
+            "name [template-owned]"
+        ),
     ),
     "a label of the operator": (
         [role("decode", template={"metadata": {"labels": {"dcpdisagg.io/role": "prefill"}}})],
-        "spec.decode.template.metadata.labels[dcpdisagg.io/role]: belongs to the operator, as everything under "
-        "dcpdisagg.io/; remove it [template-owned]",
+        (
+            "spec.decode.template.metadata.labels[dcpdisagg.io/role]: belongs to the operator, as everything under "
+            "dcpdisagg.io/; remove it [template-owned]"
+        ),
     ),
     "an engine that is not restarted": (
         [pod(restartPolicy="Never")],
@@ -93,33 +121,47 @@ REFUSED = {
     ),
     "arguments of the router": (
         [{"spec": {"router": {"template": {"spec": {"containers": [{"name": "main", "args": ["--x"]}]}}}}}],
-        "spec.router.template.spec.containers[0].args: is set by the operator for the router; remove it "
-        "[template-owned]",
+        (
+            "spec.router.template.spec.containers[0].args: is set by the operator for the router; remove it "
+            "[template-owned]"
+        ),
     ),
     "a request above its limit": (
         [main_container("decode", resources={"limits": {"memory": "1Gi"}, "requests": {"memory": "1.5Gi"}})],
-        f'{CONTAINER}.resources.requests[memory]: "1.5Gi" is above the limit "1Gi"; nearest that works: "1Gi" '
-        "[requests-within-limits]",
+        (
+            f'{CONTAINER}.resources.requests[memory]: "1.5Gi" is above the limit "1Gi"; nearest that works: "1Gi" '
+            "[requests-within-limits]"
+        ),
     ),
     "a grace period below drain and lease": (
         [pod(terminationGracePeriodSeconds=30)],
-        "spec.decode.template.spec.terminationGracePeriodSeconds: 30 is below the 180 that draining (60) and the "
-        "transfer lease (120) take together; nearest that works: 180, or leave it out [grace-covers-drain]",
+        (
+            "spec.decode.template.spec.terminationGracePeriodSeconds: 30 is below the 180 that draining (60) and the "
+            "transfer lease (120) take together; nearest that works: 180, or leave it out [grace-covers-drain]"
+        ),
     ),
     "a grace period below a lease that was set": (
         [pod(terminationGracePeriodSeconds=180), {"spec": {"kvConnector": {"extraConfig": {"lease_s": 200}}}}],
-        "spec.decode.template.spec.terminationGracePeriodSeconds: 180 is below the 260 that draining (60) and the "
-        "transfer lease (200) take together; nearest that works: 260, or leave it out [grace-covers-drain]",
+        (
+            "spec.decode.template.spec.terminationGracePeriodSeconds: 180 is below the 260 that draining (60) and the "
+            "transfer lease (200) take together; nearest that works: 260, or leave it out [grace-covers-drain]"
+        ),
     ),
     "an odd unit": (
         [main_container("decode", resources={"limits": {"memory": "16GB"}})],
-        f'{CONTAINER}.resources.limits[memory]: found "16GB", which has the unknown unit GB; known ones are Ki, Mi, Gi, '
-        "Ti, Pi, Ei, k, M, G, T, P, E, m, u, n [template-shape]",
+        (
+            f'{CONTAINER}.resources.limits[memory]: found "16GB", which has the unknown unit GB; known ones are Ki, '
+            "Mi, Gi, "
+            "Ti, Pi, Ei, k, M, G, T, P, E, m, u, n [template-shape]"
+        ),
     ),
     "no number at all": (
         [main_container("decode", resources={"limits": {"memory": "lots"}})],
-        f'{CONTAINER}.resources.limits[memory]: found "lots", which must be a quantity such as 500m, 4 or 16Gi, a number '
-        "and one of Ki, Mi, Gi, Ti, Pi, Ei, k, M, G, T, P, E, m, u, n [template-shape]",
+        (
+            f'{CONTAINER}.resources.limits[memory]: found "lots", which must be a quantity such as 500m, 4 or 16Gi, a '
+            "number "
+            "and one of Ki, Mi, Gi, Ti, Pi, Ei, k, M, G, T, P, E, m, u, n [template-shape]"
+        ),
     ),
     "a negative amount": (
         [main_container("decode", resources={"limits": {"cpu": "-1"}})],
@@ -155,8 +197,11 @@ REFUSED = {
     ),
     "a grace period that is no number": (
         [pod(terminationGracePeriodSeconds="5m")],
-        'spec.decode.template.spec.terminationGracePeriodSeconds: found a string ("5m"), must be a whole number of 0 or '
-        "more [template-shape]",
+        (
+            'spec.decode.template.spec.terminationGracePeriodSeconds: found a string ("5m"), must be a whole number '
+            "of 0 or "
+            "more [template-shape]"
+        ),
     ),
     "a router template of the wrong shape": (
         [{"spec": {"router": {"template": {"spec": {"containers": [1]}}}}}],
@@ -173,13 +218,18 @@ def test_refuses(changes, message):
 WARNED = {
     "a misspelt field": (
         [pod(toleration=[])],
-        "spec.decode.template.spec.toleration: is no field that Kubernetes has here; did you mean tolerations? "
-        "[template-shape]",
+        (
+            "spec.decode.template.spec.toleration: is no field that Kubernetes has here; did you mean tolerations? "
+            "[template-shape]"
+        ),
     ),
     "the host's network": (
         [pod(hostNetwork=True)],
-        "spec.decode.template.spec.hostNetwork: true lets a node take one engine at most, because all engines use the "
-        "same ports; leave it out unless the RDMA devices need it [host-ports]",
+        (
+            "spec.decode.template.spec.hostNetwork: true lets a node take one engine at most, because all engines "
+            "use the "
+            "same ports; leave it out unless the RDMA devices need it [host-ports]"
+        ),
     ),
 }
 

@@ -17,7 +17,7 @@
 
 {{- define "dcp-disagg.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "dcp-disagg.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "dcp-disagg.labels" -}}
@@ -58,7 +58,7 @@ tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .root.Values.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 enableServiceLinks: false
 securityContext:

@@ -8,6 +8,8 @@ from enum import StrEnum
 SCHEMA_RULE = "schema"
 
 _SHOWN_CHARACTERS = 60
+_PATH_CHARACTERS = 200
+_MESSAGE_CHARACTERS = 500
 
 
 class Severity(StrEnum):
@@ -30,6 +32,11 @@ class Finding:
     message: str
     severity: Severity = Severity.ERROR
 
+    def __post_init__(self) -> None:
+        # Keys of free-form maps become part of paths and messages, and a user may have put anything into them.
+        object.__setattr__(self, "path", one_line(self.path, _PATH_CHARACTERS))
+        object.__setattr__(self, "message", one_line(self.message, _MESSAGE_CHARACTERS))
+
     def __str__(self) -> str:
         return f"{self.path}: {self.message} [{self.rule}]"
 
@@ -40,8 +47,15 @@ def show(value: object) -> str:
         text = json.dumps(value, ensure_ascii=False, default=str)
     except (TypeError, ValueError, RecursionError):
         text = f"a {type(value).__name__}"
-    text = text.encode("utf-8", "replace").decode("utf-8")
-    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
+    return one_line(text, _SHOWN_CHARACTERS)
+
+
+def one_line(text: str, characters: int) -> str:
+    """Return a text without control characters and lone surrogates, cut to a length."""
+    printable = "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text[: characters + 1]
+    )
+    return printable if len(printable) <= characters else printable[: characters - 3] + "..."
 
 
 def kind_of(value: object) -> str:

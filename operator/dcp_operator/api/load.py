@@ -16,6 +16,10 @@ from dcp_operator.api.findings import SCHEMA_RULE, Finding, kind_of, show
 from dcp_operator.api.objects import DCPDisaggDeployment
 from dcp_operator.api.spec import INT_OR_PERCENT_PATTERN, MAX_REPLICAS, URI_PATTERN, Spec
 
+#: A document of garbage would otherwise give a list that nobody reads, and take its time.
+_MOST_FINDINGS = 100
+#: Comparing texts takes time with the product of their lengths; nothing longer resembles a field.
+_LONGEST_NAME = 40
 #: Fields whose content is not ours: nulls inside them are kept, as the API server keeps them.
 _FREE_FORM = frozenset({"template", "extraConfig"})
 
@@ -93,7 +97,7 @@ def _without_nulls(value: Any) -> Any:
 def _translate(error: ValidationError, document: Mapping[str, Any]) -> tuple[Finding, ...]:
     """Return one finding per field, in the order in which the fields are declared."""
     findings: dict[str, Finding] = {}
-    for detail in error.errors(include_url=False, include_context=True):
+    for detail in error.errors(include_url=False, include_context=True)[:_MOST_FINDINGS]:
         location = _real_location(detail["loc"], document)
         path = json_path(location)
         if path not in findings:
@@ -175,7 +179,7 @@ def _choices(context: Mapping[str, Any]) -> list[str]:
 def _unknown_field(location: Sequence[int | str]) -> str:
     parent = json_path(location[:-1])
     known = _field_names(location[:-1])
-    near = difflib.get_close_matches(str(location[-1]), known, n=1)
+    near = difflib.get_close_matches(str(location[-1])[:_LONGEST_NAME], known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"its fields are {', '.join(known)}"
     return f"is not a field of {parent}; {hint}"
 

@@ -11,6 +11,8 @@ from importlib.resources import files
 from typing import Any
 
 _TABLE = "vllm-0.32.json"
+#: Comparing texts takes time with the product of their lengths; nothing longer resembles a flag.
+_LONGEST_NAME = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,9 @@ class FlagTable:
         return [name for name in self.by_name if name.startswith(prefix)]
 
     def nearest(self, name: str) -> str | None:
-        """Return the known spelling that looks most like an unknown one."""
+        """Return the known spelling that looks most like an unknown one; None where nothing does."""
+        if len(name) > _LONGEST_NAME:
+            return None
         return next(iter(difflib.get_close_matches(name, self.by_name, n=1, cutoff=0.75)), None)
 
 

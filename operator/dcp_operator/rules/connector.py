@@ -18,6 +18,8 @@ _OPERATOR_SETS = {
     "bootstrap_port": "the probes and the Services rely on its value; remove it",
     "api_port": "the probes and the router rely on its value; remove it",
 }
+#: Comparing texts takes time with the product of their lengths; nothing longer resembles an option.
+_LONGEST_NAME = 40
 #: Words in the names of resources that give a pod RDMA devices.
 _RDMA_WORDS = ("rdma", "hca", "roce", "infiniband", "efa", "ib")
 
@@ -59,7 +61,7 @@ def connector_config(context: Context) -> Iterator[Problem]:
         if name in _OPERATOR_SETS:
             yield Problem(f"{_PATH}.{name}", f"{show(value)} is set by the operator; {_OPERATOR_SETS[name]}")
         elif name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            near = difflib.get_close_matches(name[:_LONGEST_NAME], known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}?" if near else f"its options are {', '.join(known)}"
             yield Problem(f"{_PATH}.{name}", f"is no option of the bundled connector; {hint}")
         else:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 from dcp_operator.api.findings import SCHEMA_RULE, Finding, Severity
@@ -21,6 +22,10 @@ RULES: Final[tuple[Rule, ...]] = (
     *arguments.RULES,
     *template.RULES,
 )
+
+
+#: Findings of one rule that are reported: who has more must begin somewhere, and garbage must not take its time.
+_MOST_FINDINGS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,7 @@ def rule_ids() -> list[str]:
 def _findings(obj: DCPDisaggDeployment) -> Iterator[Finding]:
     context = build_context(obj)
     for rule in RULES:
-        for problem in rule.check(context):
+        for problem in islice(rule.check(context), _MOST_FINDINGS):
             yield Finding(rule.id, problem.path, problem.message, problem.severity)
 
 

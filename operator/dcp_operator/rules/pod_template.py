@@ -6,13 +6,19 @@ pod's spec and its containers, always as maps and lists. What has the wrong shap
 
 import difflib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, cast
 
 from dcp_operator.api.findings import Severity, kind_of, show
 from dcp_operator.api.quantities import QuantityError, parse_quantity
 from dcp_operator.names import CONTAINER_MAIN
 from dcp_operator.rules import pod_fields
+
+#: A template of garbage would otherwise give a list that nobody reads, and take its time.
+_MOST_PROBLEMS = 100
+#: Comparing texts takes time with the product of their lengths; nothing longer resembles a field.
+_LONGEST_NAME = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,28 +83,26 @@ def as_list(value: object) -> list[Any]:
 
 def read_template(template: Mapping[str, Any], path: str) -> PodTemplate:
     """Read a template found at `path`. Never fails; `problems` lists what is malformed, in the order of the fields."""
-    spec = as_map(template.get("spec"))
-    problems = [
-        *_fields(template, path, pod_fields.TEMPLATE),
-        *_fields(as_map(template.get("metadata")), f"{path}.metadata", pod_fields.METADATA),
-        *_fields(spec, f"{path}.spec", pod_fields.POD),
-    ]
-    containers = list(_containers(spec, "containers", path))
-    init_containers = list(_containers(spec, "initContainers", path))
-    seen: set[str] = set()
-    for container in (*containers, *init_containers):
-        problems += _container_problems(container)
-        if container.name in seen and container.name:
-            problems.append(ShapeProblem(container.path, f"has the name {container.name}, which another one has too"))
-        seen.add(container.name)
-    return PodTemplate(
+    shape = PodTemplate(
         path=path,
         metadata=as_map(template.get("metadata")),
-        spec=spec,
-        containers=tuple(containers),
-        init_containers=tuple(init_containers),
-        problems=tuple(problems),
+        spec=(spec := as_map(template.get("spec"))),
+        containers=tuple(_containers(spec, "containers", path)),
+        init_containers=tuple(_containers(spec, "initContainers", path)),
     )
+    return replace(shape, problems=tuple(islice(_problems(template, shape), _MOST_PROBLEMS)))
+
+
+def _problems(template: Mapping[str, Any], shape: PodTemplate) -> Iterator[ShapeProblem]:
+    yield from _fields(template, shape.path, pod_fields.TEMPLATE)
+    yield from _fields(shape.metadata, f"{shape.path}.metadata", pod_fields.METADATA)
+    yield from _fields(shape.spec, f"{shape.path}.spec", pod_fields.POD)
+    seen: set[str] = set()
+    for container in (*shape.containers, *shape.init_containers):
+        yield from _container_problems(container)
+        if container.name in seen and container.name:
+            yield ShapeProblem(container.path, f"has the name {container.name}, which another one has too")
+        seen.add(container.name)
 
 
 def _containers(spec: Mapping[str, Any], key: str, path: str) -> Iterator[Container]:
@@ -142,7 +146,7 @@ def _fields(
         elif name in pod_fields.KEYED_LISTS:
             yield ShapeProblem(f"{path}.{name}", "is no field that Kubernetes has here; check the indentation")
         elif closed:
-            near = difflib.get_close_matches(name, known, n=1)
+            near = difflib.get_close_matches(name[:_LONGEST_NAME], known, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             yield ShapeProblem(f"{path}.{name}", f"is no field that Kubernetes has here{hint}", Severity.WARNING)
 

@@ -41,7 +41,7 @@ class Shard:
     def row(self, positions: Any) -> Any:
         """Return the rows within the blocks, of tokens that this shard holds."""
         offset = self._offset(positions)
-        return offset // (self.world * self.interleave) * self.interleave + offset % self.world
+        return offset // (self.world * self.interleave) * self.interleave + offset % self.interleave
 
     def _offset(self, positions: Any) -> Any:
         return positions % (self.block_size * self.world)

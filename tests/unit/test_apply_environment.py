@@ -1,0 +1,49 @@
+"""What the two processes read from their environment, and what they say when it makes no sense."""
+
+from pathlib import Path
+
+import pytest
+
+from dcp_operator import controller, webhook
+from dcp_operator.process import SettingError
+
+IMAGE = {"DCP_OPERATOR_IMAGE": "acme/operator:1"}
+
+
+def test_the_controller_needs_its_own_image_and_nothing_else():
+    read = controller.read_environment(IMAGE)
+    assert (read.operator.image, read.operator.pull_policy) == ("acme/operator:1", "IfNotPresent")
+    assert read.namespaces == ()
+    assert read.health_port == 8080
+
+
+def test_namespaces_are_a_list_with_commas():
+    assert controller.read_environment({**IMAGE, "DCP_WATCH_NAMESPACES": " b, a ,,a"}).namespaces == ("a", "b")
+
+
+def test_the_webhook_has_defaults_for_everything():
+    read = webhook.read_environment({})
+    assert (read.cert_dir, read.port) == (Path("/etc/dcp-webhook/tls"), 9443)
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({}, "DCP_OPERATOR_IMAGE: is not set"),
+        ({**IMAGE, "DCP_OPERATOR_IMAGE_PULL_POLICY": "Sometimes"}, "DCP_OPERATOR_IMAGE_PULL_POLICY: found 'Sometimes'"),
+        ({**IMAGE, "DCP_HEALTH_PORT": "http"}, "DCP_HEALTH_PORT: found 'http', must be a port number"),
+        ({**IMAGE, "DCP_HEALTH_PORT": "70000"}, "DCP_HEALTH_PORT: found '70000', must be a port number"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_named(environment: dict[str, str], message: str):
+    with pytest.raises(SettingError) as refusal:
+        controller.read_environment(environment)
+    assert str(refusal.value).startswith(message)
+
+
+def test_a_fresh_key_is_new_each_time_and_long_enough():
+    import base64
+
+    first, second = controller.fresh_key(), controller.fresh_key()
+    assert first != second
+    assert len(bytes.fromhex(base64.b64decode(first).decode())) == 32
