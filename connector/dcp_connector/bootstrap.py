@@ -28,7 +28,7 @@ from dcp_connector.handshake import (
     encode_topology,
     query_answer,
 )
-from dcp_connector.wire import sign
+from dcp_connector.wire import is_signed, sign
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ def fetch_topology(origin: str, secret: bytes, timeout_s: float = FETCH_TIMEOUT_
         raise PeerError(Reason.BOOTSTRAP_GARBAGE, f"{origin}/v1/topology answers {status}: {_excerpt(body)}")
     if len(body) > MAX_TOPOLOGY_BYTES:
         raise PeerError(Reason.BOOTSTRAP_GARBAGE, f"{origin}/v1/topology is longer than {MAX_TOPOLOGY_BYTES} bytes")
-    if headers.get(SIGNATURE_HEADER.lower()) != sign(secret, body):
+    if not is_signed(secret, body, headers.get(SIGNATURE_HEADER.lower(), "")):
         raise PeerError(
             Reason.BOOTSTRAP_GARBAGE,
             f"{origin}/v1/topology is not signed with this engine's control secret: it is no prefill engine of this "

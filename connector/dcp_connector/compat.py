@@ -11,6 +11,7 @@ Supported: 0.32 and 0.33 (`SUPPORTED`). What is read, and where it lives there:
     kv_cache_config                  num_blocks, kv_cache_groups[0].kv_cache_spec             v1/kv_cache_interface.py
     distributed.parallel_state       get_tp_group(), get_pp_group(): this worker's ranks
     request.status                   the names of the finished states                         v1/request.py
+    logging.getLogger("vllm")        its handlers and level                                   logger.py
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import logging
 import os
 import re
 from pathlib import Path
@@ -71,6 +73,15 @@ def check_version(version: str, *, allow_unsupported: bool) -> None:
             f"this connector is tested with vLLM {names}, this is {version}: use one of them, or set "
             "kv_connector_extra_config.allow_unsupported_vllm to true and test it yourself"
         )
+
+
+def adopt_logging() -> None:
+    """Let this package's log lines appear with vLLM's own: vLLM configures its own logger only, not the root."""
+    ours, theirs = logging.getLogger("dcp_connector"), logging.getLogger("vllm")
+    if not ours.handlers and theirs.handlers:
+        ours.handlers = list(theirs.handlers)
+        ours.setLevel(theirs.level)
+        ours.propagate = False
 
 
 def vllm_version() -> str:

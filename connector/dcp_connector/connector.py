@@ -82,6 +82,7 @@ class DCPMooncakeConnector(KVConnectorBase, SupportsHMA):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._bootstrap: BootstrapServer | None = None
+        compat.adopt_logging()
         with startup.explained():
             self._build(vllm_config, role, kv_cache_config)
 

@@ -19,6 +19,7 @@ from dcp_connector.loop import Loop
 from dcp_connector.peers import Peer, PeerBook, plan_asks, releases_to_all_ranks, releases_to_idle_ranks
 from dcp_connector.requests_decode import Abandon, Action, DecodeRequests, Finished, Load, Resolve, Send, with_budget
 from dcp_connector.sockets import Line
+from dcp_connector.units import LayoutError
 from dcp_connector.wire import Channel, Done, Failed, Message, Settled
 
 if TYPE_CHECKING:
@@ -159,7 +160,12 @@ class DecodeWorker:
         self._loop.call(lambda: self._act(self._requests.unresolved(load.request_id, refusal)))
 
     def _resolved(self, load: Load, peer: Peer) -> None:
-        asks = plan_asks(peer, load, self._facts, self._layout, self._segment, self._new_id)
+        try:
+            asks = plan_asks(peer, load, self._facts, self._layout, self._segment, self._new_id)
+        except LayoutError as error:
+            refusal = PeerError(Reason.INCOMPATIBLE, str(error))
+            self._act(self._requests.unresolved(load.request_id, refusal))
+            return
         if self._rows(load) == 0:
             # Nothing will be written here, but prefill waits for every rank that it serves: ask, and don't wait.
             for ask in asks:

@@ -54,6 +54,7 @@ class PeerBook:
         self._topologies: OrderedDict[str, Topology] = OrderedDict()
         self._verdicts: OrderedDict[tuple[str, str], Peer | PeerError] = OrderedDict()
         # Addresses come from requests, so there may be any number of them: the locks are shared out by hash.
+        self._failures: OrderedDict[str, tuple[float, PeerError]] = OrderedDict()
         self._gates = [threading.Lock() for _ in range(_NUM_GATES)]
 
     def known(self, origin: str, engine_id: str | None) -> Peer | None:
@@ -91,15 +92,20 @@ class PeerBook:
         Routers cache engine ids for ever. When the server names another one it is asked once more, because it may be
         about to restart, and then the load fails at once instead of waiting for a deadline.
         """
+        asked = time.monotonic()
         with self._gates[hash(origin) % _NUM_GATES]:
             with self._lock:
                 cached = self._cached(origin, engine_id)
+                failed_at, failure = self._failures.get(origin, (0.0, None))
             if cached is not None:
                 return cached
-            topology = fetch_topology(origin, self._secret)
+            if failure is not None and failed_at >= asked:
+                # It failed for someone else while we waited for our turn: a dead address costs one timeout, not many.
+                raise PeerError(failure.reason, failure.detail)
+            topology = self._fetch(origin)
             if engine_id not in (None, topology.side.engine_id):
                 time.sleep(_SECOND_LOOK_S)
-                topology = fetch_topology(origin, self._secret)
+                topology = self._fetch(origin)
             if engine_id not in (None, topology.side.engine_id):
                 raise PeerError(
                     Reason.STALE_ENGINE_ID,
@@ -111,6 +117,16 @@ class PeerBook:
                 while len(self._topologies) > MAX_PEERS:
                     self._topologies.popitem(last=False)
             return topology
+
+    def _fetch(self, origin: str) -> Topology:
+        try:
+            return fetch_topology(origin, self._secret)
+        except PeerError as error:
+            with self._lock:
+                self._failures[origin] = time.monotonic(), error
+                while len(self._failures) > MAX_PEERS:
+                    self._failures.popitem(last=False)
+            raise
 
     def _cached(self, origin: str, engine_id: str | None) -> Topology | None:
         topology = self._topologies.get(origin)

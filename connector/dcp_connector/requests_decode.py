@@ -137,7 +137,9 @@ class DecodeRequests:
         if state is None or state.resolved:
             return []
         state.failure = error
-        return [*self._finish(state, confirmed=True), Abandon(state.load)]
+        actions = self._finish(state, confirmed=True)
+        # Only a peer that was reached can be told; the others' lease ends it.
+        return [*actions, Abandon(state.load)] if error.reason is Reason.INCOMPATIBLE else actions
 
     def done(self, message: Done) -> list[Action]:
         """A source has written everything."""

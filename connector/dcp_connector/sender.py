@@ -171,8 +171,9 @@ class Sender:
         except Exception as error:
             logger.exception("dcp: writing for %s failed unexpectedly", pull.pull_id)
             return Written(0, PeerError(Reason.INTERNAL, f"{type(error).__name__}: {error}"))
-        self._counters.add("bytes_sent", num_bytes)
-        self._counters.add("paths", 1, plan.path)
+        if num_bytes:
+            self._counters.add("bytes_sent", num_bytes)
+            self._counters.add("paths", 1, plan.path)
         return Written(num_bytes)
 
     def _plan(self, write: Write) -> _Plan:

@@ -163,6 +163,11 @@ def sign(secret: bytes, body: bytes) -> str:
     return hmac.new(secret, b"topology\n" + body, hashlib.sha256).hexdigest()
 
 
+def is_signed(secret: bytes, body: bytes, signature: str) -> bool:
+    """Tell whether `signature` is that of `body`, in a time that doesn't depend on where they differ."""
+    return hmac.compare_digest(sign(secret, body).encode(), signature.encode("utf-8", "replace"))
+
+
 class Channel:
     """Seals and opens frames with one secret. Not thread-safe: one per thread that owns a socket.
 

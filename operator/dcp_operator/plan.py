@@ -13,7 +13,7 @@ from dcp_operator.difference import first_difference
 from dcp_operator.kinds import CHILD_KINDS, DEPLOYMENT, Ref, ref_of
 from dcp_operator.observed import Child, Observed, Settled, essence
 from dcp_operator.reasons import Problem, Reason
-from dcp_operator.rollout import retired_revisions
+from dcp_operator.rollout import is_router, retired_revisions, routers_remain
 
 _KIND_ORDER = {kind.kind: index for index, kind in enumerate(CHILD_KINDS)}
 
@@ -128,7 +128,7 @@ def _prune(desired: set[Ref], revision: str, observed: Observed) -> list[Delete]
             continue
         if child.ref.kind == DEPLOYMENT.kind and child.revision not in (None, revision):
             why = retired.get(child.revision or "")
-            if why is not None:
+            if why is not None and (is_router(child) or not routers_remain(observed, child.revision or "")):
                 result.append(Delete(child.ref, child.uid, why))
         else:
             result.append(Delete(child.ref, child.uid, "not wanted any more"))

@@ -33,7 +33,9 @@ def component_problem(state: ComponentState, namespace: str) -> Problem | None:
     found = [problem for pod in state.pods if (problem := pod_problem(pod, state.component, namespace)) is not None]
     if found:
         worst = min(found, key=lambda problem: problem.reason.rank)
-        return Problem(worst.reason, f"{state.ready} of {state.wanted} ready; {worst.message}")
+        return Problem(
+            worst.reason, f"{state.ready} of {state.wanted} {state.component} pods are ready; {worst.message}"
+        )
     return Problem(
         Reason.PODS_PENDING,
         f"{state.ready} of {state.wanted} {state.component} pods are ready; Kubernetes is making or replacing pods",
@@ -141,11 +143,20 @@ def _not_answering(name: str, status: Body, component: str, namespace: str) -> P
         )
     if not main.get("started"):
         return Problem(Reason.STARTING, f"the engine in pod {name} is starting: it loads the model and opens its ports")
+    if not _was_ready(status, main):
+        return Problem(Reason.STARTING, f"the engine in pod {name} has started; its first readiness probe is awaited")
     return Problem(
         Reason.PROBE_FAILED,
         f"the engine in pod {name} has started and its readiness probe fails: engine or KV connector does not answer. "
         f"See kubectl -n {namespace} describe pod {name}",
     )
+
+
+def _was_ready(status: Body, main: Body) -> bool:
+    """Whether a pod that is not ready was ready since its container started: only then its condition is younger."""
+    since = section(main, "state", "running").get("startedAt", "")
+    ready = [condition for condition in entries(status, "conditions") if condition.get("type") == "Ready"]
+    return any(condition.get("lastTransitionTime", "") > since for condition in ready)
 
 
 def _refused_pods(deployment: Body, component: str) -> Problem | None:

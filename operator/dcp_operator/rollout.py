@@ -1,6 +1,11 @@
-"""Which revisions may go: the new one is made beside the old, and the old goes when the new one has taken over."""
+"""Which revisions may go: the new one is made beside the old, and the old goes when the new one has taken over.
 
-from dcp_operator.observed import Observed
+Of a revision that goes, the routers go first and the engines only after them: a router that still has requests finds
+its engines.
+"""
+
+from dcp_operator import names
+from dcp_operator.observed import Child, Observed, section
 from dcp_operator.workloads import revision_is_complete, revision_serves, revision_states
 
 
@@ -33,3 +38,15 @@ def retired_revisions(observed: Observed, update: str) -> dict[str, str]:
     if not any(revision in serving for revision in old):
         return {}
     return {revision: "does not serve, and another revision does" for revision in old if revision not in serving}
+
+
+def is_router(workload: Child) -> bool:
+    """Whether a Deployment is that of a revision's routers."""
+    return section(workload.body, "spec", "selector", "matchLabels").get(names.LABEL_ROLE) == names.ROUTER
+
+
+def routers_remain(observed: Observed, revision: str) -> bool:
+    """Whether a router of a revision still exists, or a pod of one that is on its way out."""
+    wanted = {names.LABEL_ROLE: names.ROUTER, names.LABEL_REVISION: revision}
+    in_pods = any(wanted.items() <= section(pod, "metadata", "labels").items() for pod in observed.pods)
+    return in_pods or any(is_router(child) and child.revision == revision for child in observed.workloads())

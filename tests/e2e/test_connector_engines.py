@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import socket
 import threading
 import time
@@ -169,7 +170,7 @@ def test_a_load_that_fails_is_recomputed_by_policy_with_the_right_tokens(
     answer = complete(pd.decode.url, prompt, kv_transfer_params=params)
     assert time.monotonic() - started < 25
     assert answer.token_ids == complete(pd.prefill.url, prompt).token_ids
-    assert metric(pd.decode, "failed_transfers", f'reason="{reason}"') == before + 1
+    eventually(lambda: metric(pd.decode, "failed_transfers", f'reason="{reason}"') == before + 1, 5)
     # What failed never entered the prefix cache: the same prompt again is right.
     assert complete_serially(pd.prefill.url, pd.decode.url, prompt).token_ids == answer.token_ids
 
@@ -206,9 +207,9 @@ def test_a_client_that_leaves_prefill_ends_the_waiting_decode_request_at_once(pd
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(complete, pd.decode.url, prompt, kv_transfer_params=pd.to_decode(transfer_id))
         time.sleep(0.5)
-        hang_up(pd.prefill, prompt, ask, after_s=1.0, max_tokens=200)
+        hang_up(pd.prefill, prompt, ask, after_s=0.3, max_tokens=1400)
         answer = waiting.result()
-    assert metric(pd.decode, "failed_transfers", 'reason="prefill_aborted"') == before + 1
+    eventually(lambda: metric(pd.decode, "failed_transfers", 'reason="prefill_aborted"') == before + 1, 5)
     assert answer.token_ids == complete(pd.prefill.url, prompt).token_ids
     pd.still_works()
 
@@ -236,7 +237,7 @@ def test_noise_on_every_port_kills_nobody(pd: Line) -> None:
 def test_prefill_that_is_killed_while_decode_waits_ends_the_request_by_policy(
     pd: Line, engine_pool: EnginePool
 ) -> None:
-    """Last in this file: it kills the engine."""
+    """The last test that needs this prefill engine: it kills it."""
     pd.still_works()
     prompt = "prefill dies " * 20
     expected = complete(pd.prefill.url, prompt).token_ids
@@ -245,11 +246,12 @@ def test_prefill_that_is_killed_while_decode_waits_ends_the_request_by_policy(
         waiting = pool.submit(complete, pd.decode.url, prompt, kv_transfer_params=params)
         time.sleep(1.0)
         killed = time.monotonic()
-        engine_pool.stop(PREFILL)
+        pd.prefill.group.signal(signal.SIGKILL)
         answer = waiting.result()
     assert answer.token_ids == expected
     assert time.monotonic() - killed < 40
-    assert metric(pd.decode, "failed_transfers", 'reason="peer_lost"') == 1
+    engine_pool.stop(PREFILL)
+    eventually(lambda: metric(pd.decode, "failed_transfers", 'reason="peer_lost"') == 1, 5)
     assert complete(pd.decode.url, "decode goes on").token_ids
 
 
@@ -279,4 +281,4 @@ def test_a_load_that_fails_is_an_error_by_policy_and_the_engine_lives(engine_poo
         with pytest.raises(CompletionError, match="answered 5"):
             complete(decode.url, "a load that fails " * 10, kv_transfer_params=params)
     assert len(complete(decode.url, "a load that fails " * 10).token_ids) == 24
-    assert metric(decode, "failed_transfers", 'reason="bootstrap_unreachable"') == 2
+    eventually(lambda: metric(decode, "failed_transfers", 'reason="bootstrap_unreachable"') == 2, 5)

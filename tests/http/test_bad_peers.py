@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 import zmq
 
+from dcp_connector import bootstrap
 from dcp_connector.bootstrap import BootstrapServer
 from dcp_connector.errors import ConnectorError, Reason, StartupError
 from dcp_connector.handshake import assemble
@@ -21,7 +22,7 @@ from dcp_connector.transfer import TransferError
 from dcp_connector.wire import sign, token_digest
 from dcp_connector.work import StepWork
 from tests.support.kv_oracle import Sizes
-from tests.support.transfer_memory import HOST, SECRET, Engine, MemoryTransport, engine, wait_for
+from tests.support.transfer_memory import HOST, SECRET, Engine, MemoryTransport, engine, prompt, wait_for
 
 PREFILL, DECODE = Sizes(1, 1, 16, 16, 1), Sizes(2, 2, 1, 16, 1)
 TOKENS = 70
@@ -155,6 +156,32 @@ def test_a_bootstrap_port_where_nobody_listens() -> None:
         works(p, d)
 
 
+def test_many_requests_to_a_silent_address_cost_one_timeout_and_hold_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = bootstrap.fetch_topology
+    monkeypatch.setattr("dcp_connector.peers.fetch_topology", lambda origin, secret: real(origin, secret, 1.0))
+    with both() as (p, d), socket.create_server((HOST, 0)) as silent:
+        origin = f"http://{HOST}:{silent.getsockname()[1]}"
+        started = time.monotonic()
+        loads = [
+            Load(f"r{n}", f"t{n}", origin, None, tuple(D_TABLE), 0, TOKENS, token_digest(prompt(TOKENS), ""))
+            for n in range(6)
+        ]
+        d.start(StepWork(loads=loads))
+        seen: list[set[str]] = [set(), set()]
+
+        def all_reported() -> bool:
+            for number, worker in enumerate(d.workers):
+                seen[number] |= worker.finished()[1]
+            return all(len(ids) == len(loads) for ids in seen)
+
+        wait_for(all_reported, 10, f"only {seen} were reported")
+        assert time.monotonic() - started < 3
+        for worker in d.workers:
+            worker.take_report()
+            worker.take_failed_blocks()
+        works(p, d)
+
+
 def test_an_engine_of_another_deployment_is_not_believed() -> None:
     with both() as (p, d), engine("kv_producer", PREFILL, secret=b"another deployment's") as stranger:
         fails(d, stranger.origin, Reason.BOOTSTRAP_GARBAGE)
@@ -191,9 +218,18 @@ def test_another_model_is_refused_and_prefill_gets_its_blocks_back() -> None:
         assert p.sent("refused") == [Reason.RELEASED]
 
 
+@contextmanager
+def zmq_context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    """A context that closes its sockets whatever happens: left to the collector, it would wait for them for ever."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        yield context
+    finally:
+        context.destroy(linger=0)
+
+
 def test_noise_on_the_control_port_is_dropped_and_counted() -> None:
-    with both() as (p, d):
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with both() as (p, d), zmq_context() as context:
         address = p.workers[0].facts.control  # type: ignore[union-attr]
         sock = context.socket(zmq.DEALER)
         sock.connect(address)
@@ -205,48 +241,63 @@ def test_noise_on_the_control_port_is_dropped_and_counted() -> None:
             raw.sendall(os.urandom(2000))
         wait_for(lambda: (p.counters[0].take() or {}).get("dropped_messages", 0) > 0, 5, "nothing was counted")
         works(p, d)
-        sock.close(linger=0)
-        context.term()
+
+
+@contextmanager
+def control_port_answering_noise() -> Iterator[str]:
+    """A ROUTER that answers every message with noise."""
+    stop = threading.Event()
+    with zmq_context() as context:
+        router = context.socket(zmq.ROUTER)
+        port = router.bind_to_random_port(f"tcp://{HOST}")
+
+        def babble() -> None:
+            while not stop.is_set():
+                if router.poll(50):
+                    identity, *_ = router.recv_multipart()
+                    router.send_multipart([identity, os.urandom(200)])
+                    router.send_multipart([identity, b"a", b"b"])
+
+        thread = threading.Thread(target=babble)
+        thread.start()
+        try:
+            yield f"tcp://{HOST}:{port}"
+        finally:
+            stop.set()
+            thread.join()
 
 
 def test_a_control_port_that_answers_noise_ends_the_request_by_its_deadline() -> None:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    router = context.socket(zmq.ROUTER)
-    port = router.bind_to_random_port(f"tcp://{HOST}")
-    stop = threading.Event()
-
-    def babble() -> None:
-        while not stop.is_set():
-            if router.poll(50):
-                identity, *_ = router.recv_multipart()
-                router.send_multipart([identity, os.urandom(200)])
-                router.send_multipart([identity, b"a", b"b"])
-
-    thread = threading.Thread(target=babble)
-    thread.start()
-    with both(decode={"request_timeout_s": 1.0, "cancel_grace_s": 0.5}) as (p, d):
-        fake = BootstrapServer(0, 1, SECRET, serves_query=True)
+    decode = {"request_timeout_s": 1.0, "cancel_grace_s": 0.5}
+    with both(decode=decode) as (p, d), control_port_answering_noise() as address:
         facts = p.workers[0].facts
         assert facts
-        liar = assemble("g", [type(facts)(facts.side, 0, 0, f"tcp://{HOST}:{port}", facts.pages)])
-        fake.publish(liar)
-        started = time.monotonic()
-        fails(d, f"http://{HOST}:{fake.port}", Reason.DEADLINE)
-        assert time.monotonic() - started < 4
-        fake.close()
-    with both() as (p, d):
+        fake = BootstrapServer(0, 1, SECRET, serves_query=True)
+        try:
+            fake.publish(assemble("g", [type(facts)(facts.side, 0, 0, address, facts.pages)]))
+            started = time.monotonic()
+            fails(d, f"http://{HOST}:{fake.port}", Reason.DEADLINE)
+            assert time.monotonic() - started < 4
+        finally:
+            fake.close()
         works(p, d)
-    stop.set()
-    thread.join()
-    router.close(linger=0)
-    context.term()
+
+
+def pulls_have_arrived(p: Engine, count: int) -> None:
+    """Wait until the first prefill rank has this many pulls."""
+    requests = p.workers[0]._prefill._requests  # type: ignore[union-attr]
+
+    def arrived() -> bool:
+        return sum(len(transfer.asks) for transfer in list(requests._transfers.values())) == count
+
+    wait_for(arrived, 10, "the pulls did not arrive")
 
 
 def test_prefill_that_dies_before_it_writes_ends_the_request_long_before_the_deadline() -> None:
     with engine("kv_consumer", DECODE, request_timeout_s=60.0, cancel_grace_s=0.5) as d:
         with engine("kv_producer", PREFILL) as p:
             d.load("orphan", TOKENS, D_TABLE, p.origin, p.engine_id)
-            wait_for(lambda: p.workers[0]._prefill._requests.num_waiting == 1, 5, "the pulls did not arrive")  # type: ignore[union-attr]
+            pulls_have_arrived(p, 2)
         assert d.received("orphan", 10) == ([Reason.PEER_LOST] * 2, set(D_TABLE))
 
 
@@ -261,7 +312,7 @@ def test_a_prompt_that_never_comes_ends_the_request_at_its_deadline() -> None:
 def test_an_aborted_prompt_ends_the_waiting_request_at_once() -> None:
     with both() as (p, d):
         d.load("aborted", TOKENS, D_TABLE, p.origin, p.engine_id)
-        time.sleep(0.1)
+        pulls_have_arrived(p, 2)
         p.start(StepWork(drops=[("aborted", Reason.PREFILL_ABORTED)]))
         assert d.received("aborted") == ([Reason.PREFILL_ABORTED] * 2, set(D_TABLE))
         works(p, d)
@@ -270,7 +321,7 @@ def test_an_aborted_prompt_ends_the_waiting_request_at_once() -> None:
 def test_a_client_that_leaves_while_decode_waits_frees_both_sides() -> None:
     with both() as (p, d):
         d.load("gone", TOKENS, D_TABLE, p.origin, p.engine_id)
-        time.sleep(0.1)
+        pulls_have_arrived(p, 2)
         d.start(StepWork(aborts=["gone"]))
         assert d.received("gone") == ([Reason.CANCELLED] * 2, set())
         p.hold("gone", TOKENS, P_TABLE)
@@ -279,12 +330,18 @@ def test_a_client_that_leaves_while_decode_waits_frees_both_sides() -> None:
 
 
 def test_a_client_that_leaves_during_a_write_frees_the_blocks_only_when_it_has_stopped() -> None:
-    gate = threading.Event()
-    slow = {"transport": lambda: MemoryTransport(lambda: gate.wait(5)), "max_batch_descriptors": 1, "path": "direct"}
+    began, gate = threading.Semaphore(0), threading.Event()
+
+    def wait() -> None:
+        began.release()
+        gate.wait(5)
+
+    slow = {"transport": lambda: MemoryTransport(wait), "max_batch_descriptors": 1, "path": "direct"}
     with both(prefill=slow) as (p, d):
         p.hold("gone", TOKENS, P_TABLE)
         d.load("gone", TOKENS, D_TABLE, p.origin, p.engine_id)
-        time.sleep(0.2)
+        assert began.acquire(timeout=5)
+        assert began.acquire(timeout=5)
         d.start(StepWork(aborts=["gone"]))
         time.sleep(0.3)
         assert [worker.finished()[1] for worker in d.workers] == [set(), set()]

@@ -39,6 +39,7 @@ def pod(
     *,
     name: str = "",
     ready: bool = False,
+    since: str = "2026-01-01T00:00:00Z",
     owner_name: str = "chat",
     conditions: list[Body] | None = None,
     init: list[Body] | None = None,
@@ -46,7 +47,7 @@ def pod(
     **metadata: Any,
 ) -> Body:
     """Return a pod as the operator keeps it."""
-    said = [{"type": "Ready", "status": str(ready)}, *(conditions or [])]
+    said = [{"type": "Ready", "status": str(ready), "lastTransitionTime": since}, *(conditions or [])]
     return {
         "kind": "Pod",
         "metadata": {

@@ -125,10 +125,16 @@ def _fail(process: Process) -> bool:
 def without_release(cluster: Cluster, *, image: bool = True) -> Iterator[Cluster]:
     """The cluster with the custom resource's definition and no operator in it but the tests' own."""
     with no_other_release():
+        was_there = CRD in cluster.kubectl("get", "crd", "-o", "name")
         install_crd(cluster)
         if image:
             load_operator_image(this_cache(), lambda message: None)
-        yield cluster
+        try:
+            yield cluster
+        finally:
+            # Helm takes over no definition that it did not make: what the tests brought goes with them.
+            if not was_there:
+                cluster.kubectl("delete", "crd", CRD)
 
 
 def install_crd(cluster: Cluster) -> None:

@@ -5,6 +5,7 @@ Started as `python -c SOURCE --flag=value ...`, it takes the arguments that the 
 
 import json
 import os
+import signal
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -58,6 +59,8 @@ def serve(port: int) -> None:
 
 
 if __name__ == "__main__":
+    # The first process of a container gets no default handling of signals.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     options = dict(argument.removeprefix("--").split("=", 1) for argument in sys.argv[1:] if "=" in argument)
     threading.Thread(target=serve, args=(int(os.environ["VLLM_MOONCAKE_BOOTSTRAP_PORT"]),), daemon=True).start()
     serve(int(options["port"]))

@@ -7,6 +7,8 @@ JSON command per line and answers each with one JSON line that has "ok", or "err
                                                    its topology. Prefill answers {"origin", "engine_id"}
     {"do": "hold", ...}                            prefill: a prompt is computed (its entries are filled in)
     {"do": "load", ...}                            decode: fetch it, compare every byte, answer outcomes and differences
+    {"do": "clear"}, {"do": "verify", ...}         decode: the same comparison for transfers too large for that one
+    {"do": "raw", ...}                             prefill: time plain writes or reads, without the connector
     {"do": "close"}                                stop all ranks
 """
 
@@ -36,6 +38,7 @@ from dcp_connector.wire import token_digest
 from dcp_connector.work import StepWork
 from dcp_connector.worker import WorkerSide
 from tests.support.kv_oracle import Physical, Rank, Sizes
+from tests.support.transfer_arena import differing_bytes, prefill_arena
 
 HOST = "127.0.0.1"
 SECRET = b"the secret of the byte tests"
@@ -237,16 +240,36 @@ def release(side: Side, command: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def clear(side: Side, command: dict[str, Any]) -> dict[str, Any]:
+    for rank in side.ranks:
+        rank.memory[:] = 0
+    return {}
+
+
+def verify(side: Side, command: dict[str, Any]) -> dict[str, Any]:
+    """Count the bytes that a transfer into cleared memory, from memory that was never filled, left wrong."""
+    page, table, peer_table = side.ranks[0].pages[0], command["table"], command["peer_table"]
+    source = prefill_arena(
+        Sizes(*command["peer_sizes"]), command["peer_blocks"], len(side.ranks[0].pages), page.entry_bytes
+    )
+    return {"different": [differing_bytes(rank, table, source, peer_table, command["end"]) for rank in side.ranks]}
+
+
 def raw(side: Side, command: dict[str, Any]) -> dict[str, Any]:
-    """Time plain writes of `length` bytes each into a decode rank's memory: what the TransferEngine can do at most."""
+    """Time plain transfers of `length` bytes each, to or from a decode rank: what the TransferEngine can do at most."""
     transport, source = side.workers[0]._transport, int(side.ranks[0].memory.ctypes.data)
+    write, read = transport.write, transport._engine.batch_transfer_sync_read
     offsets = range(0, command["num_bytes"] - command["length"] + 1, command["length"])
     started = time.monotonic()
     for first in range(0, len(offsets), 256):
         part = offsets[first : first + 256]
-        length = [command["length"]] * len(part)
-        dst = [command["address"] + offset for offset in part]
-        transport.write(command["segment"], [source + offset for offset in part], dst, length)
+        arguments = (
+            command["segment"],
+            [source + offset for offset in part],
+            [command["address"] + offset for offset in part],
+            [command["length"]] * len(part),
+        )
+        assert not (read if command.get("read") else write)(*arguments), "the TransferEngine refused"
     return {"seconds": time.monotonic() - started, "num_bytes": len(offsets) * command["length"]}
 
 
@@ -264,7 +287,7 @@ def main(role: str) -> None:
                     if side:
                         side.close()
                     side, answer = None, {}
-                case "hold" | "drop" | "sent" | "load" | "release" | "raw" as name:
+                case "hold" | "drop" | "sent" | "load" | "release" | "raw" | "clear" | "verify" as name:
                     answer = globals()[name](side, command)
                 case other:
                     answer = {"error": f"no such command: {other}"}

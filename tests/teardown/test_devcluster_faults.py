@@ -43,6 +43,18 @@ def _kill(*names: str) -> None:
     assert processes.kill_all(pids) == []
 
 
+def _listening_on(address: str, port: int, within_s: float = 5) -> socket.socket:
+    """A listening socket. A killed process keeps its own for a moment."""
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            return socket.create_server((address, port))
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
 def _run_pod(node: Cluster, name: str) -> None:
     script = "trap 'exit 0' TERM; while :; do /bin/busybox sleep 1000 & wait; done"
     container = {"name": "main", "image": ENGINE_IMAGE, "command": ["/bin/busybox", "sh", "-c", script]}
@@ -99,7 +111,7 @@ def test_a_component_that_hangs_is_started_again(node: Cluster) -> None:
 
 def test_a_component_whose_port_is_taken_is_refused_by_name_of_the_holder(node: Cluster) -> None:
     _kill("kube-scheduler")
-    with socket.create_server((SCHEDULER.address, SCHEDULER.number)):
+    with _listening_on(SCHEDULER.address, SCHEDULER.number):
         result = devcluster("up")
     assert result.returncode == 2
     last = result.stderr.splitlines()[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -204,6 +205,15 @@ def test_a_transfer_engine_that_cannot_be_loaded_is_one_sentence(
         MooncakeTransport("127.0.0.1", "rdma", "")
     assert message in str(error.value)
     assert hint in str(error.value)
+
+
+def test_log_lines_appear_where_vllms_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs, handler = logging.Logger("ours"), logging.Logger("vllm", logging.INFO), logging.NullHandler()
+    theirs.addHandler(handler)
+    monkeypatch.setattr("dcp_connector.compat.logging.getLogger", {"dcp_connector": ours, "vllm": theirs}.__getitem__)
+    compat.adopt_logging()
+    compat.adopt_logging()
+    assert (ours.handlers, ours.level, ours.propagate) == ([handler], logging.INFO, False)
 
 
 def test_a_start_that_cannot_work_says_why_in_the_pods_status(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

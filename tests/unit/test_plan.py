@@ -233,6 +233,25 @@ class TestRevisions:
             api.run_deployments(broken=frozenset({revision or ""}))
         assert old < deployments(api)
 
+    def test_of_the_old_one_the_engines_go_after_the_last_router(self):
+        api = api_with()
+        settle(api)
+        old = {name.rsplit("-", 1)[1] for name in deployments(api)}.pop()
+        change(api, **NEW_IMAGE)
+        carry_out(api, plan_of(api))
+        api.run_deployments()
+        router = copy.deepcopy(api.objects["Pod", "models", f"chat-router-{old}-0"])
+        plan = plan_of(api)
+        assert [action.ref.name for action in plan.actions] == [f"chat-router-{old}"]
+        carry_out(api, plan)
+        # Its pod ends its requests, which takes a while.
+        router["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "ownerReferences": []}
+        api.put(router)
+        assert plan_of(api).actions == ()
+        api.remove("Pod", "models", f"chat-router-{old}-0")
+        names_ = {action.ref.name for action in plan_of(api).actions}
+        assert names_ == {f"chat-prefill-{old}", f"chat-decode-{old}"}
+
     def test_the_old_one_goes_when_the_new_one_is_complete(self):
         api = api_with()
         settle(api)
@@ -260,6 +279,7 @@ class TestRevisions:
         carry_out(api, plan_of(api))
         b = deployments(api) - a
         change(api, image="acme/engine:3")
+        carry_out(api, plan_of(api))
         carry_out(api, plan_of(api))
         assert a < deployments(api)
         assert not b & deployments(api)

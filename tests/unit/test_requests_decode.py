@@ -60,13 +60,15 @@ def test_repeated_and_unknown_answers_change_nothing(requests: DecodeRequests) -
     assert requests.done(Done("p1", 1)) == []
 
 
-def test_sources_that_cannot_be_found_fail_the_load_and_prefill_is_told(requests: DecodeRequests) -> None:
+def test_sources_that_cannot_be_found_fail_the_load(requests: DecodeRequests) -> None:
     error = PeerError(Reason.BOOTSTRAP_UNREACHABLE, "gone")
-    assert requests.unresolved("request", error) == [
-        finished(Reason.BOOTSTRAP_UNREACHABLE, "gone"),
-        Abandon(LOAD),
-    ]
+    assert requests.unresolved("request", error) == [finished(Reason.BOOTSTRAP_UNREACHABLE, "gone")]
     assert requests.resolved("request", ASKS, 1) == []
+
+
+def test_a_peer_that_does_not_fit_is_told_that_nothing_will_be_asked_for(requests: DecodeRequests) -> None:
+    error = PeerError(Reason.INCOMPATIBLE, "words")
+    assert requests.unresolved("request", error) == [finished(Reason.INCOMPATIBLE, "words"), Abandon(LOAD)]
 
 
 def test_one_failure_cancels_the_other_sources_and_waits_for_them(requests: DecodeRequests) -> None:

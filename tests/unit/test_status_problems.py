@@ -109,9 +109,15 @@ CASES = {
         Reason.STARTING,
         ["loads the model"],
     ),
+    "engine that has just started": (
+        "decode",
+        {"containers": [{"name": "main", "state": RUNNING, "started": True}], "since": "2026-01-01T00:00:00Z"},
+        Reason.STARTING,
+        ["first readiness probe is awaited"],
+    ),
     "engine that stopped answering": (
         "decode",
-        {"containers": [{"name": "main", "state": RUNNING, "started": True}]},
+        {"containers": [{"name": "main", "state": RUNNING, "started": True}], "since": "2026-01-01T00:05:00Z"},
         Reason.PROBE_FAILED,
         ["readiness probe fails", "describe pod p"],
     ),
