@@ -5,11 +5,11 @@ import sys
 from pathlib import Path
 
 from devcluster import release, startup
+from devcluster.completions import Completion, complete
 from devcluster.deployments import Movement, read_movement, wait_until_ready
 from devcluster.engine import environment, profile
 from devcluster.errors import DevClusterError
 from devcluster.files import locked
-from devcluster.openai import Completion, complete
 from devcluster.paths import CHECKOUT, Cache, this_cache
 from devcluster.progress import Log, Progress
 from devcluster.settings import ENGINE_MOUNT
@@ -21,6 +21,7 @@ NAME = "cpu-demo"
 EXAMPLE = CHECKOUT / "examples" / "cpu-demo.yaml"
 REFUSED = CHECKOUT / "examples" / "refused" / "dcp-does-not-divide-tp.yaml"
 MODEL = "tiny-mqa"
+MAX_TOKENS = 16
 
 #: Lengths around the edges of a 32-token block and of the 64 tokens that a block holds over two DCP ranks.
 PROMPTS = (
@@ -105,7 +106,13 @@ def _ask_both(tools: Tools, log: Log) -> list[tuple[Completion, Completion]]:
     pod = json.loads(tools.kubectl("get", "pod", PLAIN_ENGINE, "-n", NAMESPACE, "-o", "json"))
     plain = f"http://{pod['status']['podIP']}:{ENGINE_PORT}"
     log(f"sending {len(PROMPTS)} prompts through the router's Service ({router}) and to the plain engine")
-    return [(complete(router, NAME, prompt), complete(plain, PLAIN_ENGINE, prompt)) for prompt in PROMPTS]
+    return [
+        (
+            complete(router, prompt, model=NAME, max_tokens=MAX_TOKENS),
+            complete(plain, prompt, model=PLAIN_ENGINE, max_tokens=MAX_TOKENS),
+        )
+        for prompt in PROMPTS
+    ]
 
 
 def _report(pairs: list[tuple[Completion, Completion]], moved: Movement) -> bool:
@@ -118,7 +125,7 @@ def _report(pairs: list[tuple[Completion, Completion]], moved: Movement) -> bool
         f"\n    {'All tokens are equal.' if equal else 'TOKENS DIFFER.'}"
         f" {moved.sent_bytes:,.0f} bytes of KV cache left prefill and {moved.received_bytes:,.0f} reached decode,"
         f" for {moved.received_tokens:,.0f} prompt tokens;"
-        f" decode computed {moved.decode_computed_tokens:,.0f} prompt tokens itself, one per request.\n"
+        f" decode computed {moved.decode_computed_tokens:,.0f} prompt tokens without fetching them.\n"
     )
     return equal
 

@@ -30,6 +30,7 @@ from devcluster.progress import Log
 from devcluster.settings import ENGINE_RUNTIME, NODE_NAME
 from devcluster.shell import find_program, run
 from devcluster.teardown import remove_cluster
+from devcluster.tools import Tools
 
 # Memory, logs, image layers and volumes of pods of a running cluster.
 _CLUSTER_DISK_BYTES = 3 * 10**9
@@ -42,7 +43,6 @@ class Prepared:
 
     binaries: Mapping[str, Path]  # folder by Go module
     containerd: Path
-    clients: Path
     archives: Mapping[str, Path]  # image archive by image name
 
 
@@ -111,7 +111,7 @@ def up(cache: Cache, log: Log, engine: Callable[[], Path | None]) -> None:
     _load_node_images(paths, prepared.archives, log)
     if started or api.node_problem(paths):
         _wait_for_node(paths, plan, log)
-    _apply_runtime_class(paths, prepared.clients)
+    _apply_runtime_class(cache)
     log(f"the node {NODE_NAME} is Ready; kubeconfig: {paths.kubeconfig}")
 
 
@@ -134,14 +134,14 @@ def _prepare(cache: Cache, log: Log) -> Prepared:
         building_bytes = max((module.disk_bytes for module in missing), default=0)
         preflight.check_disk(cache.root, building_bytes + _CLUSTER_DISK_BYTES)
     packages.ensure_packages(log)
-    client_folder = clients.ensure_clients(cache, log)
+    clients.ensure_clients(cache, log)
     binaries = {module.name: gobuild.ensure_binaries(cache, module, go_version, log) for module in gobuild.MODULES}
     if missing:
         gobuild.drop_build_cache(cache, log)
     containerd = find_program("containerd")
     if containerd is None:
         raise DevClusterError("the program containerd is missing (Debian package containerd)")
-    return Prepared(binaries, Path(containerd), client_folder, images.ensure_node_images(cache))
+    return Prepared(binaries, Path(containerd), images.ensure_node_images(cache))
 
 
 def _claim(paths: ClusterPaths) -> None:
@@ -201,13 +201,9 @@ def _wait_for_node(paths: ClusterPaths, plan: tuple[components.Component, ...], 
         time.sleep(0.1)
 
 
-def _apply_runtime_class(paths: ClusterPaths, client_folder: Path) -> None:
+def _apply_runtime_class(cache: Cache) -> None:
     name = ENGINE_RUNTIME
-    if (api.get(paths, f"/apis/node.k8s.io/v1/runtimeclasses/{name}") or {}).get("handler") == name:
+    if (api.get(cache.cluster, f"/apis/node.k8s.io/v1/runtimeclasses/{name}") or {}).get("handler") == name:
         return
     manifest = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}, "handler": name}
-    run(
-        [client_folder / "kubectl", "--kubeconfig", paths.kubeconfig, "apply", "--server-side", "-f", "-"],
-        stdin=json.dumps(manifest),
-        what=f"making the RuntimeClass {name}",
-    )
+    Tools(cache).kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(manifest))

@@ -45,7 +45,8 @@ class ConnectorConfig(BaseModel):
     cancel_grace_s: float = Field(
         default=5.0,
         gt=0,
-        description="How long, after the timeout, decode keeps the blocks for the writer to confirm that nothing is in flight.",
+        description="How long, after the timeout, decode keeps the blocks until the writer confirms that nothing is "
+        "in flight.",
     )
     lease_s: float = Field(
         default=120.0,

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.completions import CompletionError, complete, complete_serially, get_text
+from devcluster.completions import CompletionError, complete, complete_serially, get_text
 from tests.support.engines import EnginePool, EngineSpec, RunningEngine
 
 pytestmark = pytest.mark.timeout(900)

@@ -6,8 +6,8 @@ connector: "the same tokens as one plain engine", and "other tokens when the sha
 
 import pytest
 
+from devcluster.completions import complete_all, get_text
 from devcluster.metrics import total
-from tests.support.completions import complete_all, get_text
 from tests.support.engines import EnginePool, EngineSpec
 from tests.support.prompts import edge_prompts
 

@@ -18,9 +18,9 @@ from typing import Any, Literal
 import pytest
 
 from dcp_connector.config import SECRET_FILE_ENV, ConnectorConfig, kv_transfer_config
+from devcluster.completions import complete_all
 from devcluster.engine import ensure_engine_environment, ensure_models, profile
 from devcluster.paths import CHECKOUT, this_cache
-from tests.support.completions import complete_all
 from tests.support.process_groups import ProcessGroup
 
 __all__ = ["EnginePool", "EngineSpec", "RunningEngine", "engine_pool", "running_engine"]

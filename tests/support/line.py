@@ -2,17 +2,16 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
+from devcluster.completions import Completion, complete_all
 from devcluster.deployments import RESOURCE, wait_until_ready
 from devcluster.engine import profile
 from devcluster.errors import DevClusterError
-from devcluster.openai import Completion, complete
 from devcluster.paths import CHECKOUT
 from devcluster.progress import Log
 from devcluster.settings import ENGINE_MOUNT
@@ -76,8 +75,7 @@ class Line:
 
     def ask(self, base_url: str, model: str, prompts: list[str], *, at_once: int = 1) -> list[Completion]:
         """Return a completion for each prompt, in order, with some of them in flight at the same time."""
-        with ThreadPoolExecutor(at_once) as pool:
-            return list(pool.map(lambda prompt: complete(base_url, model, prompt, max_tokens=MAX_TOKENS), prompts))
+        return complete_all(base_url, prompts, model=model, max_tokens=MAX_TOKENS, concurrency=at_once)
 
     @contextmanager
     def plain_engine(self, model: str) -> Iterator[str]:

@@ -210,7 +210,8 @@ def test_a_transfer_engine_that_cannot_be_loaded_is_one_sentence(
 def test_log_lines_appear_where_vllms_do(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs, handler = logging.Logger("ours"), logging.Logger("vllm", logging.INFO), logging.NullHandler()
     theirs.addHandler(handler)
-    monkeypatch.setattr("dcp_connector.compat.logging.getLogger", {"dcp_connector": ours, "vllm": theirs}.__getitem__)
+    loggers = {"dcp_connector": ours, "vllm": theirs}
+    monkeypatch.setattr(compat, "logging", SimpleNamespace(getLogger=loggers.__getitem__))
     compat.adopt_logging()
     compat.adopt_logging()
     assert (ours.handlers, ours.level, ours.propagate) == ([handler], logging.INFO, False)

@@ -10,7 +10,7 @@ from dcp_connector.config import SECRET_FILE_ENV, ConnectorConfig
 from dcp_operator import names
 from dcp_operator.api.spec import CPU
 from dcp_operator.build.engine_args import connector_config, engine_args, termination_grace_s
-from dcp_operator.build.merge import Manifest, TemplateError, merge, named_list, part
+from dcp_operator.build.merge import Manifest, TemplateError, merge, named_list, part, readable
 from dcp_operator.build.model_source import ModelSource, model_source
 from dcp_operator.build.objects import Context
 from dcp_operator.settings import Role, resolve_role, role_spec
@@ -37,6 +37,7 @@ def engine_pod_template(context: Context, role: Role) -> Manifest:
     main = result["spec"]["containers"][0]
     ours = {element["name"] for element in _owned_env(context, config, source, None)}
     main["env"] = sorted(main["env"], key=lambda element: element["name"] not in ours)
+    result["spec"]["containers"][0] = readable(main)
     return result
 
 

@@ -84,6 +84,16 @@ def part(holder: Mapping[str, Any], key: str, path: str) -> Manifest:
     return dict(_mapping(cast("object", value)))
 
 
+#: The order in which people read a container; what is not named here follows as it comes.
+_READING_ORDER: Final = ("name", "image", "imagePullPolicy", "command", "args", "env", "ports", "resources")
+
+
+def readable(container: Manifest) -> Manifest:
+    """Return a container with its fields in the order in which people read it."""
+    first = {key: container[key] for key in _READING_ORDER if key in container}
+    return {**first, **{key: value for key, value in container.items() if key not in first}}
+
+
 def _merge_lists(base: list[Manifest], over: list[Manifest], key: str, path: str) -> list[Manifest]:
     name = LIST_KEYS[key]
     result = list(base)

@@ -8,7 +8,7 @@ from dcp_connector.config import ConnectorConfig
 from dcp_operator import names
 from dcp_operator.build.engine_args import connector_config
 from dcp_operator.build.engine_pod import OPERATOR_UID, restricted
-from dcp_operator.build.merge import Manifest, merge
+from dcp_operator.build.merge import Manifest, merge, readable
 from dcp_operator.build.objects import Context
 from dcp_operator.settings import Role
 
@@ -19,7 +19,10 @@ def router_pod_template(context: Context, revision: str) -> Manifest:
     """Return the pod template of a revision's routers, without the revision's label."""
     path = "spec.router.template"
     merged = merge(_defaults(), context.spec.router.template, path)
-    return merge(merged, _owned(context, revision), path)
+    result = merge(merged, _owned(context, revision), path)
+    containers = result["spec"]["containers"]
+    containers[0] = readable(containers[0])
+    return result
 
 
 def router_args(name: str, namespace: str, revision: str, config: ConnectorConfig) -> list[str]:

@@ -1,4 +1,7 @@
-"""A small client of vLLM's completions endpoint. It asks for token ids: comparing text would hide differences."""
+"""A small client of vLLM's completions endpoint, for the demo, the tests and the benches.
+
+It asks for token ids: comparing text would hide differences.
+"""
 
 import http.client
 import json
@@ -8,11 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from devcluster.errors import DevClusterError
+
 __all__ = ["Completion", "CompletionError", "complete", "complete_all", "complete_serially", "get_text"]
 
 
-class CompletionError(Exception):
-    """The endpoint answered with something else than a completion; the message holds status and words."""
+class CompletionError(DevClusterError):
+    """The endpoint gave something else than a completion; the message holds where, status and words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +61,19 @@ def complete(
 
 
 def complete_all(
-    url: str, prompts: Sequence[str], *, max_tokens: int = 24, concurrency: int = 1, timeout_s: float = 120.0
+    url: str,
+    prompts: Sequence[str],
+    *,
+    model: str = "tiny",
+    max_tokens: int = 24,
+    concurrency: int = 1,
+    timeout_s: float = 120.0,
 ) -> list[Completion]:
     """Ask for every prompt, in order; `concurrency` requests at a time."""
     with ThreadPoolExecutor(concurrency) as pool:
-        return list(pool.map(lambda p: complete(url, p, max_tokens=max_tokens, timeout_s=timeout_s), prompts))
+        return list(
+            pool.map(lambda p: complete(url, p, model=model, max_tokens=max_tokens, timeout_s=timeout_s), prompts)
+        )
 
 
 def complete_serially(
@@ -94,6 +107,8 @@ def _request(url: str, method: str, path: str, body: Mapping[str, Any] | None, t
         connection.request(method, path, json.dumps(body) if body is not None else None, headers)
         response = connection.getresponse()
         text = response.read().decode(errors="replace")
+    except (OSError, http.client.HTTPException) as error:
+        raise CompletionError(f"{method} {url}{path} got no answer: {error or type(error).__name__}") from error
     finally:
         connection.close()
     if response.status != 200:
