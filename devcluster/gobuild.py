@@ -101,7 +101,7 @@ def go_environment(cache: Cache, environ: Mapping[str, str]) -> dict[str, str]:
     Go counts its own use in files of the user's configuration folder, by no other switch than that folder's place. The
     user's settings (``go env -w``, as for a proxy) are still read from where they are.
     """
-    configured = environ.get("XDG_CONFIG_HOME") or f"{environ.get('HOME', '/root')}/.config"
+    configured = environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     return {
         "GOENV": environ.get("GOENV") or f"{configured}/go/env",
         "XDG_CONFIG_HOME": str(cache.root / "go-config"),

@@ -1,7 +1,8 @@
 """Whether a live object says what a manifest asks for, given what an API server adds, drops and rewrites.
 
-The live object may say more: defaults, other owners' fields, elements of lists that are told apart by a key. Quantities
-are compared by value, and a field that is empty in the manifest may be absent, as the API server stores neither.
+The live object may say more: defaults, other owners' fields, elements of lists that are told apart by a key; but not in
+a selector, which is one value. Quantities are compared by value, and a field that is empty in the manifest may be
+absent, as the API server stores neither.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +15,8 @@ from dcp_operator.build.merge import LIST_KEYS
 _QUANTITIES: Final = frozenset({"limits", "requests", "sizeLimit", "capacity"})
 #: Booleans that the API server doesn't store when they are false.
 _FALSE_IS_ABSENT: Final = frozenset({"hostIPC", "hostNetwork", "hostPID", "readOnly", "stdin", "stdinOnce", "tty"})
+#: Maps that the API server takes as one value: a key that another writer added changes what the whole map means.
+_ATOMIC_MAPS: Final = frozenset({"matchLabels", "nodeSelector", "selector"})
 #: Lists of more than one kind of object, by the keys that tell elements apart; the first that is present counts.
 _PORT_KEYS: Final = ("containerPort", "port")
 
@@ -30,6 +33,8 @@ def first_difference(desired: Any, live: Any, path: str = "") -> str | None:
 
 
 def _in_mapping(desired: Mapping[str, Any], live: Mapping[str, Any], path: str) -> str | None:
+    if path.rpartition(".")[2] in _ATOMIC_MAPS and not live.keys() <= desired.keys():
+        return path
     for key, value in desired.items():
         here = f"{path}.{key}" if path else key
         if value is False and key in _FALSE_IS_ABSENT and key not in live:

@@ -35,6 +35,11 @@ SAME = {
 DIFFERENT = {
     "a changed value": ({"spec": {"replicas": 2}}, {"spec": {"replicas": 3}}, "spec.replicas"),
     "a removed field": ({"metadata": {"labels": {"a": "b"}}}, {"metadata": {}}, "metadata.labels"),
+    "a key that was added to a service's selector": (
+        {"spec": {"selector": {"app": "a"}}},
+        {"spec": {"selector": {"app": "a", "other": "b"}}},
+        "spec.selector",
+    ),
     "a removed container": ({"containers": [{"name": "main"}]}, {"containers": []}, "containers[main]"),
     "a changed argument": ({"args": ["a", "b"]}, {"args": ["a", "c"]}, "args[1]"),
     "an argument more": ({"args": ["a"]}, {"args": ["a", "b"]}, "args"),
