@@ -56,7 +56,7 @@ def _demo(cache: Cache, log: Log) -> int:
         models = environment.ensure_models(cache.root, log)
     release.load_operator_image(cache, log)
     tools = Tools(cache)
-    release.install(tools, log)
+    release.install(cache, tools, log)
     _show_refusal(tools, log)
     _apply_example(tools, models, log)
     wait_until_ready(tools.kubectl, NAMESPACE, NAME, log)

@@ -72,6 +72,19 @@ def present_images(paths: ClusterPaths) -> set[str]:
     return set(ctr(paths, "images", "list", "--quiet", what="listing images").split())
 
 
+def digest(paths: ClusterPaths, image: str) -> str:
+    """Return the digest of an image that containerd has, by its full name.
+
+    Raises:
+        DevClusterError: containerd has no such image.
+    """
+    listing = ctr(paths, "images", "list", f"name=={image}", what=f"looking up {image}").splitlines()
+    found = [word for line in listing[1:] for word in line.split() if word.startswith("sha256:")]
+    if not found:
+        raise DevClusterError(f"the image {image} is not in the local cluster; `make image` builds and loads it")
+    return found[0]
+
+
 def import_archive(paths: ClusterPaths, archive: Path, log: Log) -> list[str]:
     """Import an OCI or Docker archive. Returns the names of its images.
 

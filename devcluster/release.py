@@ -2,7 +2,7 @@
 
 import tomllib
 
-from devcluster import buildah
+from devcluster import buildah, images
 from devcluster.paths import CHECKOUT, Cache
 from devcluster.progress import Log
 from devcluster.tools import Tools
@@ -31,19 +31,16 @@ def load_operator_image(cache: Cache, log: Log) -> str:
     return image
 
 
-def install(tools: Tools, log: Log) -> None:
-    """Install or upgrade the chart; returns when its pods are ready."""
+def install(cache: Cache, tools: Tools, log: Log) -> None:
+    """Install or upgrade the chart; returns when its pods are ready and run the image that was loaded last.
+
+    The image keeps its name from build to build, so its digest goes into an annotation: older pods are replaced.
+    """
+    built = images.digest(cache.cluster, f"docker.io/{operator_image()}")
     log(f"helm upgrade --install {RELEASE} charts/dcp-disagg --namespace {NAMESPACE} --create-namespace --wait")
     tools.helm(
-        "upgrade",
-        "--install",
-        RELEASE,
-        CHART,
-        "--namespace",
-        NAMESPACE,
-        "--create-namespace",
-        "--wait",
-        "--timeout=180s",
+        *("upgrade", "--install", RELEASE, CHART, "--namespace", NAMESPACE, "--create-namespace"),
+        *("--set-string", f"podAnnotations.image-digest={built}", "--wait", "--timeout=180s"),
     )
 
 

@@ -43,7 +43,8 @@ def main() -> int:
     try:
         with locked(cache.locks / "cluster.lock", log, "the local cluster"):
             startup.up(cache, log, None)
-        release.install(tools, log)
+        release.load_operator_image(cache, log)
+        release.install(cache, tools, log)
         return 0 if publish("operator", _measure(cache, tools)) else 1
     except DevClusterError as error:
         print(f"bench operator: {error}", file=sys.stderr)

@@ -29,7 +29,7 @@ def line() -> Iterator[Line]:
     models = environment.ensure_models(cache.root, log)
     release.load_operator_image(cache, log)
     tools = Tools(cache)
-    release.install(tools, log)
+    release.install(cache, tools, log)
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": _NAMESPACE}}
     around = {"apiVersion": "v1", "kind": "List", "items": [namespace, *models_claim(_NAMESPACE, models)]}
     tools.kubectl("apply", "-f", "-", stdin=json.dumps(around))

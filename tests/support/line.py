@@ -46,6 +46,10 @@ class Line:
         """Apply one object, as `kubectl apply` does."""
         self.kubectl("apply", "-f", "-", stdin=json.dumps(manifest))
 
+    def apply_dry(self, manifest: Mapping[str, Any]) -> None:
+        """Have the API server and the webhook judge an object without storing it."""
+        self.kubectl("apply", "--dry-run=server", "-f", "-", stdin=json.dumps(manifest))
+
     def refusal(self, manifest: Mapping[str, Any]) -> str:
         """Apply an object that must be refused, and return the words of the refusal."""
         try:
