@@ -33,7 +33,7 @@ def read_by_vllm() -> dict[tuple[str, Role], dict]:
         assert spec is not None
         cases |= {(name, role): engine_args(name, spec, role) for role in Role}
     result = subprocess.run(
-        [str(python), str(SCRIPT), "read"],
+        [str(python), str(SCRIPT), "compare"],
         input=json.dumps(list(cases.values())),
         capture_output=True,
         text=True,
@@ -42,7 +42,8 @@ def read_by_vllm() -> dict[tuple[str, Role], dict]:
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    return dict(zip(cases, json.loads(result.stdout.splitlines()[-1]), strict=True))
+    readings = json.loads(result.stdout.splitlines()[-1])["readings"]
+    return dict(zip(cases, readings, strict=True))
 
 
 @pytest.mark.parametrize("role", list(Role))
