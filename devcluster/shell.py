@@ -3,7 +3,7 @@
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from devcluster.errors import DevClusterError
@@ -45,6 +45,7 @@ def run(
     cwd: Path | None = None,
     timeout_s: float | None = None,
     log_file: Path | None = None,
+    quote: Callable[[str], str] = last_words,
 ) -> str:
     """Run a program to its end and return its standard output.
 
@@ -56,6 +57,7 @@ def run(
         cwd: working folder.
         timeout_s: limit in seconds.
         log_file: append all output there instead of returning it.
+        quote: what of a failed program's output stands in the error message; its last lines unless said otherwise.
 
     Raises:
         DevClusterError: the program is missing, failed, or took too long; the message holds its last words.
@@ -82,7 +84,7 @@ def run(
     if log_file:
         said = f"{last_words(log_file.read_text(errors='replace'))} (all of it: {log_file})"
     else:
-        said = last_words((completed.stderr or completed.stdout or b"").decode(errors="replace"))
+        said = quote((completed.stderr or completed.stdout or b"").decode(errors="replace"))
     raise DevClusterError(f"{what} failed: {Path(program).name} ended with {completed.returncode}: {said}")
 
 

@@ -29,4 +29,5 @@ class Tools:
             stdin=stdin,
             env=self._environment,
             timeout_s=timeout_s,
+            quote=str.strip,  # a refusal has a line for each finding
         )

@@ -1,10 +1,8 @@
-"""The webhook behind the real API server: refusals, warnings, what it lets pass, and that it answers fast."""
+"""The webhook behind the real API server: refusals, warnings, and what it lets pass."""
 
 import base64
 import json
-import statistics
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -198,24 +196,6 @@ def test_an_object_of_another_shape_is_refused_in_words(server: Webhook, manifes
     assert response["allowed"] is False
     assert "[schema]" in response["status"]["message"]
     assert "Traceback" not in response["status"]["message"]
-
-
-def test_a_review_is_answered_within_fifty_milliseconds(server: Webhook):
-    import http.client
-
-    from devcluster.settings import GATEWAY
-    from tests.support.operator_process import trusting
-
-    connection = http.client.HTTPSConnection(GATEWAY, server.port, context=trusting(server.folder), timeout=20)
-    body, times = review(stand_in("good")), []
-    for _ in range(120):
-        begin = time.perf_counter()
-        connection.request("POST", "/validate", body)
-        assert json.loads(connection.getresponse().read())["response"]["allowed"] is True
-        times.append(time.perf_counter() - begin)
-    connection.close()
-    # The median: on a machine with two busy cores the slowest of many measures the machine. The bench looks at p99.
-    assert statistics.median(times[20:]) < 0.05
 
 
 def test_a_renewed_certificate_is_served_without_a_restart(real: Cluster, namespace: str, server: Webhook):

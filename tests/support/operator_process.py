@@ -204,6 +204,8 @@ def webhook(cluster: Cluster, folder: Path, *namespaces: str) -> Iterator[Webhoo
     configuration = webhook_configuration(namespaces, f"{url}/validate", (folder / "tls.crt").read_bytes())
     with running(process, lambda: _answers(f"{url}/readyz", trusting(folder))):
         cluster.apply(configuration)
+        # The API server reads the configuration some time after it was stored.
+        wait_for("the API server asks the webhook", lambda: _is_asked(cluster, namespaces[0]))
         try:
             yield Webhook(process, folder, port)
         finally:
@@ -300,6 +302,17 @@ def conditions(body: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def apply_as_user(cluster: Cluster, namespace: str, manifest: dict[str, Any]) -> str:
     """Apply one object as `kubectl apply` does, and return what it printed."""
     return cluster.kubectl("apply", "-n", namespace, "-f", "-", input=json.dumps(manifest))
+
+
+def _is_asked(cluster: Cluster, namespace: str) -> bool:
+    """Tell whether the API server has the webhook judge an object that only the webhook refuses."""
+    manifest = stand_in("probe")
+    manifest["spec"]["decode"]["extraArgs"] = ["--port=1"]
+    try:
+        cluster.kubectl("apply", "--dry-run=server", "-n", namespace, "-f", "-", input=json.dumps(manifest))
+    except AssertionError as refused:
+        return "connector-args" in str(refused)
+    return False
 
 
 def _answers(url: str, context: ssl.SSLContext | None = None) -> bool:
