@@ -45,7 +45,8 @@ image: cluster-up ## Build the operator image and load it into the local cluster
 test: test-fast ## Run every test: lint, unit, property, repo, chart, cluster, end to end.
 	@$(DEVCLUSTER) up --with-engine
 	@$(PY) -m devcluster.image
-	@$(PY) -m pytest tests/contract tests/cluster tests/e2e tests/teardown
+	@$(PY) -m pytest tests/contract tests/cluster tests/e2e
+	@$(PY) -m pytest tests/teardown
 
 .PHONY: test-fast
 test-fast: venv lint ## Run the tests that need no cluster and no engine.

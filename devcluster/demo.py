@@ -121,6 +121,9 @@ def _report(pairs: list[tuple[Completion, Completion]], moved: Movement) -> bool
         verdict = "yes" if ours.token_ids == plain.token_ids else "NO"
         print(f"    {ours.prompt_tokens:>13}  {verdict:5}  {ours.text!r} | {plain.text!r}")
     equal = all(ours.token_ids == plain.token_ids for ours, plain in pairs)
+    if moved.received_bytes == 0:
+        print("\n    NO KV CACHE MOVED: decode computed all prompts itself. The engines' logs say why.\n")
+        return False
     print(
         f"\n    {'All tokens are equal.' if equal else 'TOKENS DIFFER.'}"
         f" {moved.sent_bytes:,.0f} bytes of KV cache left prefill and {moved.received_bytes:,.0f} reached decode,"

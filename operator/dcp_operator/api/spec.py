@@ -123,8 +123,12 @@ class Parallelism(ApiModel):
     """Parallel sizes of one engine."""
 
     tensor: ParallelSize = Field(default=1, description="Tensor parallel size (--tensor-parallel-size).")
-    pipeline: ParallelSize = Field(default=1, description="Pipeline parallel size (--pipeline-parallel-size).")
-    data: ParallelSize = Field(default=1, description="Data parallel size (--data-parallel-size).")
+    pipeline: ParallelSize = Field(
+        default=1, description="Pipeline parallel size (--pipeline-parallel-size); 1 with this version's connector."
+    )
+    data: ParallelSize = Field(
+        default=1, description="Data parallel size (--data-parallel-size); 1 with this version's connector."
+    )
     data_local: ParallelSize | None = Field(
         default=None,
         description="Data parallel ranks in one pod (--data-parallel-size-local); defaults to data.",
@@ -139,7 +143,8 @@ class Parallelism(ApiModel):
         "of one sequence is sharded by token. Divides tensor.",
     )
     prefill_context: ParallelSize = Field(
-        default=1, description="Prefill context parallel size (--prefill-context-parallel-size)."
+        default=1,
+        description="Prefill context parallel size (--prefill-context-parallel-size); 1 with this version's connector.",
     )
 
 
@@ -205,13 +210,17 @@ class Router(ApiModel):
 
 
 class RolloutStrategy(ApiModel):
-    """How a new revision replaces the old one."""
+    """How the pods of a revision replace one another."""
 
     max_surge: IntOrPercent = Field(
-        default=1, description="Engines of a role above the wanted number during a rollout: a number or a percentage."
+        default=1,
+        description="Engines of a role above the wanted number while pods of one revision are replaced: a number or a "
+        "percentage. A new revision always starts whole, beside the old one.",
     )
     max_unavailable: IntOrPercent = Field(
-        default=0, description="Engines of a role that may be missing during a rollout: a number or a percentage."
+        default=0,
+        description="Engines of a role that may be missing while pods of one revision are replaced: a number or a "
+        "percentage. A new revision always starts whole, beside the old one.",
     )
 
 
@@ -230,5 +239,5 @@ class Spec(ApiModel):
     decode: RoleSpec = Field(description="Engines that generate tokens from the prompts' KV cache.")
     router: Router = Field(default_factory=Router, description="The request router in front of both roles.")
     rollout_strategy: RolloutStrategy = Field(
-        default_factory=RolloutStrategy, description="How a new revision replaces the old one."
+        default_factory=RolloutStrategy, description="How the pods of a revision replace one another."
     )
