@@ -9,7 +9,7 @@ from dcp_operator.api.base import API_VERSION, KIND
 from dcp_operator.build.objects import owner_reference
 from dcp_operator.client import ApiError
 from dcp_operator.difference import first_difference
-from dcp_operator.kinds import DEPLOYMENT_OF_ENGINES, Kind, Ref, kind_named
+from dcp_operator.kinds import DEPLOYMENT_OF_ENGINES, SECRET, Kind, Ref, kind_named
 from dcp_operator.observed import Body, Child, Key, Observed, Settled, essence
 from dcp_operator.plan import Apply, Delete, Plan, name_taken, settled
 from dcp_operator.reasons import Problem, Reason
@@ -88,6 +88,21 @@ class Applier:
                 if problem.reason is Reason.API_UNAVAILABLE:
                     break
         return problems
+
+    async def find_key(self, observed: Observed) -> Problem | None:
+        """Look for the control channel's key where no watch shows it: in an own Secret that lost its label.
+
+        A new key would be refused by the engines that run. Return why that could not be looked up.
+        """
+        ref = Ref(SECRET.kind, names.key_secret(observed.key.name))
+        try:
+            found = await self._run(self._api.get, SECRET, observed.key.namespace, ref.name)
+        except ApiError as error:
+            log.warning("key not looked up object=%s error=%s", observed.key, error)
+            return problem_of(error, f"read {ref}")
+        if found is not None and Child(found).belongs_to(observed.uid):
+            self._memory.store(found)
+        return None
 
     async def write_status(self, observed: Observed, status: Body) -> Problem | None:
         """Write the status of exactly this object, not of a later one with its name."""

@@ -1,11 +1,11 @@
 """The only reader of the cluster: a cache that watch events fill and lists correct, and snapshots of it.
 
 Events of one object can arrive late and a deletion can be missed while a watch is cut, so a body is only replaced by a
-newer one, and every resync compares the cache with a list.
+newer one, what is gone comes back only with a newer one, and every resync compares the cache with a list.
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from dcp_operator import names
 from dcp_operator.kinds import CHILD_KINDS, DEPLOYMENT_OF_ENGINES, POD, SECRET, Kind, Ref, ref_of
@@ -14,6 +14,8 @@ from dcp_operator.observed import Body, Child, Key, Observed, Settled, entries, 
 #: Everything that is watched.
 WATCHED_KINDS = (DEPLOYMENT_OF_ENGINES, *CHILD_KINDS, POD)
 _CHILDREN = frozenset(kind.kind for kind in CHILD_KINDS)
+#: Objects that are gone and remembered: late news is seconds old, and this is many times what goes in seconds.
+_GONE_KEPT: Final = 10_000
 
 
 class Cache:
@@ -24,6 +26,8 @@ class Cache:
         self._held: dict[Key, dict[Ref, Body]] = {}
         #: Where the object with a uid is kept: its label can change, and names are used again.
         self._places: dict[str, Key] = {}
+        #: By uid, the version up to which news of an object is from before its end; the oldest first.
+        self._gone: dict[str, int] = {}
         self._settled: dict[Key, dict[Ref, Settled]] = {}
         self._kv_keys: dict[tuple[Key, str], str] = {}
 
@@ -53,15 +57,17 @@ class Cache:
         """
         changed: set[Key] = set()
         uid, ref, key = body["metadata"]["uid"], ref_of(body), owner_key(body)
+        if self._is_from_before_its_end(body):
+            return changed
         before = self._places.get(uid)
         if before is not None:
-            known = self._held[before][ref]
-            if _is_older(body, known):
+            if _is_older(body, self._held[before][ref]):
                 return changed
             if before != key:
-                changed |= self.drop(known)
+                changed |= self.drop(body)
         if key is not None:
-            self._displace(key, ref, uid)
+            self._gone.pop(uid, None)
+            self._displace(key, ref, body)
             self._held.setdefault(key, {})[ref] = slim(body)
             self._places[uid] = key
             self._remember_kv_key(key, body)
@@ -69,11 +75,20 @@ class Cache:
         return changed
 
     def drop(self, body: Body) -> set[Key]:
-        """Take in that an object is gone; return whose it was. Another object under its name is left alone."""
+        """Take in that an object is gone; return whose it was. Another object under its name is left alone.
+
+        The body's version is that of its end, if the API server told of it. One that was never seen is remembered too,
+        and whose it was is told if nothing else has its name: the answer to the write that made it may be on its way.
+        """
+        self._remember_gone(body, body["metadata"].get("resourceVersion"))
+        return self._remove(body)
+
+    def _remove(self, body: Body) -> set[Key]:
         uid, ref = body["metadata"]["uid"], ref_of(body)
         key = self._places.pop(uid, None)
         if key is None:
-            return set()
+            owner = owner_key(body)
+            return {owner} if owner is not None and ref not in self._held.get(owner, {}) else set()
         held = self._held[key]
         del held[ref]
         if ref == _own_ref(key):
@@ -102,18 +117,34 @@ class Cache:
         ]
         for body in known:
             if body["metadata"]["uid"] not in seen and not _is_newer_than(body, version):
-                changed |= self.drop(body)
+                self._remember_gone(body, version)
+                changed |= self._remove(body)
         return changed
 
     def settle(self, key: Key, ref: Ref, record: Settled) -> None:
         """Remember that applying a manifest changes nothing."""
         self._settled.setdefault(key, {})[ref] = record
 
-    def _displace(self, key: Key, ref: Ref, uid: str) -> None:
-        """Make room for an object: what had its name before can only be gone."""
+    def _displace(self, key: Key, ref: Ref, body: Body) -> None:
+        """Make room for an object: what had its name before was gone when it was made."""
         present = self._held.get(key, {}).get(ref)
-        if present is not None and present["metadata"]["uid"] != uid:
-            self.drop(present)
+        if present is not None and present["metadata"]["uid"] != body["metadata"]["uid"]:
+            self._remember_gone(present, body["metadata"].get("resourceVersion"))
+            self._remove(present)
+
+    def _remember_gone(self, body: Body, version: Any) -> None:
+        """Remember that whatever is said of an object up to a version is from before its end."""
+        uid, number = body["metadata"]["uid"], _version(version)
+        if number is None:
+            return
+        self._gone[uid] = max(number, self._gone.pop(uid, 0))
+        while len(self._gone) > _GONE_KEPT:
+            del self._gone[next(iter(self._gone))]
+
+    def _is_from_before_its_end(self, body: Body) -> bool:
+        version = _version(body["metadata"].get("resourceVersion"))
+        end = self._gone.get(body["metadata"]["uid"])
+        return version is not None and end is not None and version <= end
 
     def _remember_kv_key(self, key: Key, body: Body) -> None:
         """Keep the control channel's key, so that a deleted Secret comes back with the key that the engines have."""

@@ -14,7 +14,7 @@ from dcp_operator.client import ApiError
 from dcp_operator.gather import WATCHED_KINDS
 from dcp_operator.kinds import DEPLOYMENT_OF_ENGINES, Kind
 from dcp_operator.names import LABEL_NAME
-from dcp_operator.process import new_registry, quiet_kopf
+from dcp_operator.process import keep_watching, new_registry, quiet_kopf
 from dcp_operator.reconciler import Reconciler
 
 log = logging.getLogger(__name__)
@@ -29,6 +29,7 @@ def build_registry(reconciler: Reconciler) -> kopf.OperatorRegistry:
     @kopf.on.startup(registry=registry)
     async def start(settings: kopf.OperatorSettings, **_: Any) -> None:  # pyright: ignore[reportUnusedFunction] - registered
         quiet_kopf(settings)
+        keep_watching(settings)
         for kind in WATCHED_KINDS:
             if kind is not DEPLOYMENT_OF_ENGINES:
                 settings.watching.label_selectors[kind.group, kind.version, kind.plural] = LABEL_NAME

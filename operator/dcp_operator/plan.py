@@ -53,9 +53,10 @@ class Plan:
     blocked: tuple[Problem, ...] = ()
 
 
-def make_plan(manifests: Sequence[dict[str, Any]], revision: str, observed: Observed) -> Plan:
+def make_plan(manifests: Sequence[dict[str, Any]], revision: str, observed: Observed, now: str = "") -> Plan:
     """Return the actions that make the cluster hold `manifests`, and no more than that.
 
+    `now` (RFC 3339) tells whose grace period is over; without it nobody's is.
     Workloads of earlier revisions stay until `dcp_operator.rollout` lets them go. An object that is being removed gets
     nothing: Kubernetes removes its children by their owner references.
     """
@@ -75,7 +76,7 @@ def make_plan(manifests: Sequence[dict[str, Any]], revision: str, observed: Obse
             if why is not None:
                 actions.append(Apply(wanted, why, is_new=False))
     desired = {ref_of(manifest) for manifest in manifests}
-    actions.extend(_prune(desired, revision, observed))
+    actions.extend(_prune(desired, revision, observed, now))
     return Plan(tuple(actions), tuple(blocked))
 
 
@@ -119,7 +120,7 @@ def _why_apply(wanted: dict[str, Any], child: Child, known: Settled | None) -> s
     return None if known == settled(wanted, child.body) else f"{difference} differs"
 
 
-def _prune(desired: set[Ref], revision: str, observed: Observed) -> list[Delete]:
+def _prune(desired: set[Ref], revision: str, observed: Observed, now: str) -> list[Delete]:
     """Return what is this object's and no longer wanted, in the opposite order of making."""
     retired = retired_revisions(observed, revision)
     result: list[Delete] = []
@@ -128,7 +129,7 @@ def _prune(desired: set[Ref], revision: str, observed: Observed) -> list[Delete]
             continue
         if child.ref.kind == DEPLOYMENT.kind and child.revision not in (None, revision):
             why = retired.get(child.revision or "")
-            if why is not None and (is_router(child) or not routers_remain(observed, child.revision or "")):
+            if why is not None and (is_router(child) or not routers_remain(observed, child.revision or "", now)):
                 result.append(Delete(child.ref, child.uid, why))
         else:
             result.append(Delete(child.ref, child.uid, "not wanted any more"))

@@ -31,15 +31,25 @@ def component_problem(state: ComponentState, namespace: str) -> Problem | None:
         if refused is not None and state.replicas < state.wanted:
             return refused
     found = [problem for pod in state.pods if (problem := pod_problem(pod, state.component, namespace)) is not None]
-    if found:
-        worst = min(found, key=lambda problem: problem.reason.rank)
-        return Problem(
-            worst.reason, f"{state.ready} of {state.wanted} {state.component} pods are ready; {worst.message}"
-        )
-    return Problem(
-        Reason.PODS_PENDING,
-        f"{state.ready} of {state.wanted} {state.component} pods are ready; Kubernetes is making or replacing pods",
+    worst = min(
+        found,
+        key=lambda problem: problem.reason.rank,
+        default=Problem(Reason.PODS_PENDING, "Kubernetes is making or replacing pods"),
     )
+    # A replacement that only takes its time says nothing of why one was needed.
+    before = _ended_before(state.failed) if worst.reason.is_progress else ""
+    return Problem(
+        worst.reason, f"{state.ready} of {state.wanted} {state.component} pods are ready; {worst.message}{before}"
+    )
+
+
+def _ended_before(failed: tuple[Body, ...]) -> str:
+    """Return how the newest of the pods that ended for good did so, as the end of a message."""
+    if not failed:
+        return ""
+    name, status = failed[-1]["metadata"]["name"], section(failed[-1], "status")
+    said = ": ".join(words for key in ("reason", "message") if (words := status.get(key)))
+    return f". Before, pod {name} ended for good: {_cut(said) or 'no reason given'}"
 
 
 def pod_problem(pod: Body, component: str, namespace: str) -> Problem | None:

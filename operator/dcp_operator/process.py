@@ -1,10 +1,11 @@
 """What the two processes of the operator have in common: environment, logging, kopf's settings, waiting for the CRD."""
 
+import itertools
 import logging
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import kopf
@@ -36,6 +37,7 @@ def configure_logging() -> None:
     """Log to standard error, one line an entry. Expected errors are lines; only defects bring a traceback."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(_FORMAT))
+    handler.addFilter(is_worth_a_line)
     handler.addFilter(_without_expected_tracebacks)
     logging.basicConfig(level=os.environ.get("DCP_LOG_LEVEL", "INFO").upper(), handlers=[handler], force=True)
     logging.getLogger("kopf").setLevel(logging.WARNING)
@@ -49,6 +51,18 @@ def quiet_kopf(settings: kopf.OperatorSettings) -> None:
     settings.scanning.disabled = True
     settings.networking.connect_timeout = 5
     settings.process.ultimate_exiting_timeout = 30
+
+
+def keep_watching(settings: kopf.OperatorSettings) -> None:
+    """Have kopf try a watch again for as long as it takes: after its own few retries it gives a watch up for good."""
+    settings.networking.error_backoffs = _Pauses()
+
+
+class _Pauses:
+    """Seconds between retries, without an end."""
+
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain((1.0, 2.0, 4.0, 8.0, 16.0, 32.0), itertools.repeat(60.0))
 
 
 def new_registry() -> kopf.OperatorRegistry:
@@ -72,6 +86,17 @@ def wait_for_api(api: Api) -> None:
             log.warning(why)
             said = why
         time.sleep(_POLL_S)
+
+
+def is_worth_a_line(record: logging.LogRecord) -> bool:
+    """Whether a log record is not one of kopf's many about a watch that the permissions forbid.
+
+    The reconciler says it, once for a namespace, from its own lists.
+    """
+    if not record.name.startswith("kopf."):
+        return True
+    message = record.getMessage()
+    return not ("will retry" in message and "APIForbiddenError" in message)
 
 
 def _without_expected_tracebacks(record: logging.LogRecord) -> bool:

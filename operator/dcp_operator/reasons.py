@@ -20,7 +20,6 @@ class Reason(StrEnum):
     IMAGE_PULL_FAILED = "ImagePullFailed"
     CONTAINER_REFUSED = "ContainerRefused"
     CRASH_LOOP = "CrashLoop"
-    POD_FAILED = "PodFailed"
     UNSCHEDULABLE = "Unschedulable"
     PROBE_FAILED = "ProbeFailed"
     SCALED_TO_ZERO = "ScaledToZero"

@@ -14,13 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from dcp_operator.apply import Applier
+from dcp_operator.brake import Brake
 from dcp_operator.client import Api, ApiError
 from dcp_operator.gather import WATCHED_KINDS, Cache
 from dcp_operator.kinds import DEPLOYMENT_OF_ENGINES, Kind
 from dcp_operator.names import LABEL_NAME
 from dcp_operator.observed import Body, Key, Observed
 from dcp_operator.plan import Plan, make_plan
-from dcp_operator.reasons import Reason
+from dcp_operator.reasons import Problem, Reason
 from dcp_operator.status import make_status, ready_condition
 from dcp_operator.target import Operator, resolve_target
 
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 #: Every so often all is listed and looked at again, whatever the watches said.
 RESYNC_S: Final = 300.0
+#: Every so often a namespace that refused a list is asked again.
+REFUSED_RETRY_S: Final = 30.0
 #: Pauses after a pass that could not do what it wanted: the first, and the longest.
 BACKOFF_FIRST_S: Final = 1.0
 BACKOFF_MAX_S: Final = 60.0
@@ -61,19 +64,27 @@ class Reconciler:
         self._busy_since: dict[Key, float] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._relist: set[Kind] = set()
+        self._brakes: dict[Key, Brake] = {}
+        #: When an object has to be looked at again although nothing happens, in seconds from the end of its pass.
+        self._due_s: dict[Key, float] = {}
+        #: What was never listed: objects of such a namespace can't be judged.
+        self._unknown = {(kind, namespace) for kind in WATCHED_KINDS for namespace in self._namespaces}
+        #: What the API server refused to list when it was asked last.
+        self._refused: set[tuple[Kind, str]] = set()
         self._started = False
 
     async def start(self) -> None:
         """Read everything once, then begin: an object is never judged before its children are known.
 
-        Raises ApiError where something can't be listed.
+        A namespace of several that refuses is left out until it doesn't. Raises ApiError where else something can't be
+        listed.
         """
         for kind in WATCHED_KINDS:
             await self.refresh(kind)
         self._started = True
         self._spawn(self._resync_forever())
-        for key in self._cache.keys():  # noqa: SIM118 - not a mapping
-            self.wake(key)
+        self._spawn(self._ask_refused_forever())
+        self._wake_all()
         log.info("watching objects=%d", len(self._tasks))
 
     async def stop(self) -> None:
@@ -96,7 +107,7 @@ class Reconciler:
 
     def wake(self, key: Key) -> None:
         """Have an object looked at, now or as soon as its present pass ends."""
-        if not self._started:
+        if not self._started or any(namespace == key.namespace for _, namespace in self._unknown):
             return
         waker = self._wakers.setdefault(key, asyncio.Event())
         waker.set()
@@ -109,21 +120,52 @@ class Reconciler:
         return [key for key, since in self._busy_since.items() if since < limit]
 
     async def refresh(self, kind: Kind) -> None:
-        """Compare the cache with a list of a kind and wake whose objects differ. Raises ApiError."""
-        selector = "" if kind is DEPLOYMENT_OF_ENGINES else LABEL_NAME
+        """Compare the cache with a list of a kind and wake whose objects differ.
+
+        Raises ApiError, but not where one of several namespaces is closed to the operator.
+        """
         for namespace in self._namespaces:
+            await self._refresh_in(kind, namespace)
+
+    async def _refresh_in(self, kind: Kind, namespace: str | None) -> None:
+        selector = "" if kind is DEPLOYMENT_OF_ENGINES else LABEL_NAME
+        try:
             items, version = await self._run(self._api.list, kind, namespace, selector)
-            for key in self._cache.correct(kind, items, version, namespace):
-                self.wake(key)
+        except ApiError as error:
+            if namespace is None or error.status != 403:
+                raise
+            if all(namespace != refused for _, refused in self._refused):
+                log.warning(
+                    "namespace=%s can't be looked after: %s. If it exists, the operator's Role in it is gone: upgrade "
+                    "its Helm release. Other namespaces are not affected; this one is tried again",
+                    namespace,
+                    error,
+                )
+            self._refused.add((kind, namespace))
+            return
+        self._unknown.discard((kind, namespace))
+        for key in self._cache.correct(kind, items, version, namespace):
+            self.wake(key)
+        if namespace is not None and (kind, namespace) in self._refused:
+            self._refused.discard((kind, namespace))
+            if all(namespace != refused for _, refused in self._refused):
+                log.info("namespace=%s is looked after from now on", namespace)
+                self._wake_all(namespace)
 
     async def reconcile(self, key: Key) -> bool:
         """Make one pass over an object; return whether everything that was to be done is done."""
         observed = self._cache.snapshot(key)
         if observed is None or observed.is_deleting:
             return True
+        unknown = None
+        if observed.kv_key() is None:
+            unknown = await self._applier.find_key(observed)
+            observed = self._cache.snapshot(key) or observed
         target = resolve_target(observed, self._operator, self._fresh_key())
-        plan = make_plan(target.manifests, target.revision, observed) if target.revision is not None else Plan()
-        problems = await self._applier.execute(plan, observed)
+        plan = Plan(blocked=(unknown,) if unknown is not None else ())
+        if target.revision is not None and unknown is None:
+            plan = make_plan(target.manifests, target.revision, observed, self._now())
+        problems = await self._carry_out(plan, observed)
         after = self._cache.snapshot(key)
         if after is None or after.uid != observed.uid:
             return True
@@ -137,6 +179,26 @@ class Reconciler:
             problems += [problem] if problem is not None else []
             await self._record_change(after, status)
         return not problems
+
+    async def _carry_out(self, plan: Plan, observed: Observed) -> list[Problem]:
+        """Carry out what is not to be waited with; return what could not be done."""
+        key, now = observed.key, time.monotonic()
+        brake = self._brakes.setdefault(key, Brake())
+        admitted, wait_s = brake.admit(plan, now)
+        problems = await self._applier.execute(admitted, observed)
+        if wait_s is not None:
+            self._due_s[key] = wait_s
+        if not problems:
+            for action, pause_s in brake.record(admitted, now):
+                log.warning(
+                    "undone again and again object=%s child=%s why=%s next_s=%d: find out who else changes it, for "
+                    "example with kubectl get --show-managed-fields",
+                    key,
+                    action.ref,
+                    action.why,
+                    pause_s,
+                )
+        return problems
 
     async def _record_change(self, observed: Observed, status: Body) -> None:
         """Record an event when Ready says something else than before."""
@@ -165,8 +227,12 @@ class Reconciler:
             failures = 0 if done else failures + 1
             if self._cache.snapshot(key) is None and not waker.is_set():
                 del self._tasks[key], self._wakers[key]
+                self._brakes.pop(key, None)
+                self._due_s.pop(key, None)
                 return
-            pause = backoff(failures) * random.uniform(0.8, 1.2) if failures else None  # noqa: S311 - spreads retries
+            pause = self._due_s.pop(key, None)
+            if failures:
+                pause = backoff(failures) * random.uniform(0.8, 1.2)  # noqa: S311 - spreads retries
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(waker.wait(), pause)
             if failures:
@@ -178,7 +244,20 @@ class Reconciler:
             await asyncio.sleep(RESYNC_S)
             for kind in WATCHED_KINDS:
                 await self._try_refresh(kind)
-            for key in self._cache.keys():  # noqa: SIM118 - not a mapping
+            self._wake_all()
+
+    async def _ask_refused_forever(self) -> None:
+        while True:
+            await asyncio.sleep(REFUSED_RETRY_S)
+            for kind, namespace in sorted(self._refused, key=lambda pair: (pair[1], pair[0].plural)):
+                try:
+                    await self._refresh_in(kind, namespace)
+                except ApiError as error:
+                    log.warning("list failed kind=%s namespace=%s error=%s", kind.plural, namespace, error)
+
+    def _wake_all(self, namespace: str | None = None) -> None:
+        for key in self._cache.keys():  # noqa: SIM118 - not a mapping
+            if namespace in (None, key.namespace):
                 self.wake(key)
 
     async def _relist_soon(self, kind: Kind) -> None:

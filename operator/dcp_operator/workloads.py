@@ -21,6 +21,8 @@ class ComponentState:
     #: Whether Kubernetes has acted on the newest template and every pod is made from it.
     is_current: bool
     pods: tuple[Body, ...]
+    #: Pods that ended for good, by eviction for example, and that Kubernetes has not yet cleared away.
+    failed: tuple[Body, ...]
     deployment: Child | None
 
     @property
@@ -48,6 +50,7 @@ def component_state(observed: Observed, component: str, revision: str) -> Compon
         ready=sum(is_ready(pod) for pod in pods),
         is_current=deployment is not None and _is_current(deployment, pods),
         pods=pods,
+        failed=_failed_pods(observed, component, revision),
         deployment=deployment,
     )
 
@@ -70,17 +73,36 @@ def revision_serves(states: dict[str, ComponentState]) -> bool:
     return all(state.serves for state in states.values())
 
 
+def has_engines(states: dict[str, ComponentState]) -> bool:
+    """Whether a revision could answer requests as soon as it has a router: each role has a ready engine."""
+    return all(state.serves for component, state in states.items() if component != names.ROUTER)
+
+
 def pods_of(observed: Observed, component: str | None = None, revision: str | None = None) -> tuple[Body, ...]:
     """Return the pods of a component and revision (or of all) that run or will run, in the order of their names."""
-    wanted = {names.LABEL_ROLE: component, names.LABEL_REVISION: revision}
     found = [
         pod
         for pod in observed.pods
         if "deletionTimestamp" not in pod["metadata"]
         and section(pod, "status").get("phase") not in ("Succeeded", "Failed")
-        and all(value is None or labels_of(pod).get(key) == value for key, value in wanted.items())
+        and _is_of(pod, component, revision)
     ]
     return tuple(sorted(found, key=lambda pod: pod["metadata"]["name"]))
+
+
+def _failed_pods(observed: Observed, component: str, revision: str) -> tuple[Body, ...]:
+    """Return the pods of a component that ended for good, the newest last."""
+    found = [
+        pod
+        for pod in observed.pods
+        if section(pod, "status").get("phase") == "Failed" and _is_of(pod, component, revision)
+    ]
+    return tuple(sorted(found, key=lambda pod: (pod["metadata"].get("creationTimestamp", ""), pod["metadata"]["name"])))
+
+
+def _is_of(pod: Body, component: str | None, revision: str | None) -> bool:
+    wanted = {names.LABEL_ROLE: component, names.LABEL_REVISION: revision}
+    return all(value is None or labels_of(pod).get(key) == value for key, value in wanted.items())
 
 
 def labels_of(body: Body) -> dict[str, str]:

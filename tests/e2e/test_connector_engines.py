@@ -24,14 +24,15 @@ from tests.support.engines import EnginePool, EngineSpec, RunningEngine
 
 pytestmark = pytest.mark.timeout(900)
 
-PREFILL = EngineSpec(role="kv_producer", connector=(("lease_s", 20.0),))
+# Times are far above what a transfer takes: machines of this kind were seen to stand still for five seconds under load.
+PREFILL = EngineSpec(role="kv_producer", connector=(("lease_s", 30.0),))
 DECODE = EngineSpec(
     tensor=2,
     dcp=2,
     interleave=8,
     role="kv_consumer",
     load_failure_policy="recompute",
-    connector=(("request_timeout_s", 8.0), ("cancel_grace_s", 1.0)),
+    connector=(("request_timeout_s", 20.0), ("cancel_grace_s", 1.0)),
 )
 #: 4 layers, one KV head of 32 values for K and 32 for V, float32.
 BYTES_PER_TOKEN = 4 * 64 * 4
@@ -94,7 +95,7 @@ def metric(engine: RunningEngine, name: str, label: str = "", suffix: str = "_to
     return sum(found)
 
 
-def eventually(condition: Any, timeout_s: float = 15.0) -> None:
+def eventually(condition: Any, timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not come to be"
@@ -168,9 +169,9 @@ def test_a_load_that_fails_is_recomputed_by_policy_with_the_right_tokens(
     params = pd.to_decode(f"never-{uuid.uuid4()}", **changes)
     started = time.monotonic()
     answer = complete(pd.decode.url, prompt, kv_transfer_params=params)
-    assert time.monotonic() - started < 25
+    assert time.monotonic() - started < 45
     assert answer.token_ids == complete(pd.prefill.url, prompt).token_ids
-    eventually(lambda: metric(pd.decode, "failed_transfers", f'reason="{reason}"') == before + 1, 5)
+    eventually(lambda: metric(pd.decode, "failed_transfers", f'reason="{reason}"') == before + 1)
     # What failed never entered the prefix cache: the same prompt again is right.
     assert complete_serially(pd.prefill.url, pd.decode.url, prompt).token_ids == answer.token_ids
 
@@ -195,7 +196,7 @@ def test_a_client_that_leaves_decode_while_it_waits_frees_both_sides(pd: Line) -
     hang_up(pd.decode, prompt, pd.to_decode(transfer_id), after_s=1.0)
     ask = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer_id}
     complete(pd.prefill.url, prompt, max_tokens=1, kv_transfer_params=ask)
-    eventually(lambda: metric(pd.prefill, "pinned_requests", suffix="") == 0, 5)
+    eventually(lambda: metric(pd.prefill, "pinned_requests", suffix="") == 0)
     pd.still_works()
 
 
@@ -209,7 +210,7 @@ def test_a_client_that_leaves_prefill_ends_the_waiting_decode_request_at_once(pd
         time.sleep(0.5)
         hang_up(pd.prefill, prompt, ask, after_s=0.3, max_tokens=1400)
         answer = waiting.result()
-    eventually(lambda: metric(pd.decode, "failed_transfers", 'reason="prefill_aborted"') == before + 1, 5)
+    eventually(lambda: metric(pd.decode, "failed_transfers", 'reason="prefill_aborted"') == before + 1)
     assert answer.token_ids == complete(pd.prefill.url, prompt).token_ids
     pd.still_works()
 
@@ -218,8 +219,8 @@ def test_a_prompt_that_nobody_asks_for_is_given_back_after_the_lease(pd: Line) -
     before = metric(pd.prefill, "failed_transfers", 'reason="lease_expired"')
     ask = {"do_remote_decode": True, "do_remote_prefill": False}
     complete(pd.prefill.url, "nobody asks for this", max_tokens=1, kv_transfer_params=ask)
-    eventually(lambda: metric(pd.prefill, "pinned_requests", suffix="") == 1, 5)
-    eventually(lambda: metric(pd.prefill, "pinned_requests", suffix="") == 0, 30)
+    eventually(lambda: metric(pd.prefill, "pinned_requests", suffix="") == 1)
+    eventually(lambda: metric(pd.prefill, "pinned_requests", suffix="") == 0, 60)
     assert metric(pd.prefill, "failed_transfers", 'reason="lease_expired"') == before + 1
 
 
@@ -251,7 +252,7 @@ def test_prefill_that_is_killed_while_decode_waits_ends_the_request_by_policy(
     assert answer.token_ids == expected
     assert time.monotonic() - killed < 40
     engine_pool.stop(PREFILL)
-    eventually(lambda: metric(pd.decode, "failed_transfers", 'reason="peer_lost"') == 1, 5)
+    eventually(lambda: metric(pd.decode, "failed_transfers", 'reason="peer_lost"') == 1)
     assert complete(pd.decode.url, "decode goes on").token_ids
 
 
@@ -281,4 +282,4 @@ def test_a_load_that_fails_is_an_error_by_policy_and_the_engine_lives(engine_poo
         with pytest.raises(CompletionError, match="answered 5"):
             complete(decode.url, "a load that fails " * 10, kv_transfer_params=params)
     assert len(complete(decode.url, "a load that fails " * 10).token_ids) == 24
-    eventually(lambda: metric(decode, "failed_transfers", 'reason="bootstrap_unreachable"') == 2, 5)
+    eventually(lambda: metric(decode, "failed_transfers", 'reason="bootstrap_unreachable"') == 2)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -150,6 +151,13 @@ def test_a_bootstrap_port_that_does_not_speak_http(answer: bytes) -> None:
         works(p, d)
 
 
+def test_the_null_block_is_never_reported_as_failed() -> None:
+    with both() as (p, d):
+        d.load("bad", TOKENS, [0, 2, 8], f"http://{HOST}:1", None)
+        assert d.received("bad") == ([Reason.BOOTSTRAP_UNREACHABLE] * 2, {2, 8})
+        works(p, d)
+
+
 def test_a_bootstrap_port_where_nobody_listens() -> None:
     with both() as (p, d):
         fails(d, f"http://{HOST}:1", Reason.BOOTSTRAP_UNREACHABLE)
@@ -243,6 +251,23 @@ def test_noise_on_the_control_port_is_dropped_and_counted() -> None:
         works(p, d)
 
 
+def test_a_flood_on_the_control_port_is_taken_in_portions() -> None:
+    with both() as (p, _d), zmq_context() as context:
+        prefill = p.workers[0]._prefill
+        assert prefill
+        prefill._loop.close()
+        sock = context.socket(zmq.DEALER)
+        sock.connect(prefill.address)
+        for _ in range(300):
+            sock.send(b"noise")
+        taken: list[int] = []
+        while sum(taken) < 300:
+            assert prefill._socket.poll(5000), f"only {taken} were taken"
+            prefill._receive()
+            taken.append((p.counters[0].take() or {}).get("dropped_messages", 0))
+        assert max(taken) <= 64
+
+
 @contextmanager
 def control_port_answering_noise() -> Iterator[str]:
     """A ROUTER that answers every message with noise."""
@@ -299,6 +324,17 @@ def test_prefill_that_dies_before_it_writes_ends_the_request_long_before_the_dea
             d.load("orphan", TOKENS, D_TABLE, p.origin, p.engine_id)
             pulls_have_arrived(p, 2)
         assert d.received("orphan", 10) == ([Reason.PEER_LOST] * 2, set(D_TABLE))
+
+
+def test_hanging_up_ends_the_requests_that_wait_on_that_line() -> None:
+    with both(decode={"request_timeout_s": 60.0, "cancel_grace_s": 0.5}) as (p, d):
+        d.load("waiting", TOKENS, D_TABLE, p.origin, p.engine_id)
+        pulls_have_arrived(p, 2)
+        for worker in d.workers:
+            decode, address = worker._decode, p.workers[0]._prefill.address  # type: ignore[union-attr]
+            assert decode
+            decode._loop.call(partial(decode._hang_up, address))
+        assert d.received("waiting") == ([Reason.PEER_LOST] * 2, set(D_TABLE))
 
 
 def test_a_prompt_that_never_comes_ends_the_request_at_its_deadline() -> None:
@@ -371,7 +407,7 @@ def test_a_failed_write_ends_the_request_with_its_reason() -> None:
     def broken() -> None:
         raise TransferError("no")
 
-    with both(prefill={"transport": lambda: MemoryTransport(broken)}) as (p, d):
+    with both(prefill={"transport": lambda: MemoryTransport(broken), "cancel_grace_s": 0.2}) as (p, d):
         assert transfer(p, d, "broken") == ([Reason.TRANSFER_ERROR] * 2, set(D_TABLE))
         assert p.sent("broken") == [Reason.TRANSFER_ERROR]
         p.transports[0].before_write = lambda: None

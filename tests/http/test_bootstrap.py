@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -136,6 +139,80 @@ def test_a_server_that_never_answers_is_given_up(server: BootstrapServer) -> Non
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(PeerError, match="doesn't answer") as error:
         fetch_topology(f"http://127.0.0.1:{silent.getsockname()[1]}", SECRET, timeout_s=0.3)
     assert error.value.reason is Reason.BOOTSTRAP_UNREACHABLE
+
+
+def test_a_server_that_trickles_its_answer_is_given_up_by_an_overall_deadline() -> None:
+    stop = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def trickle() -> None:
+            connection, _ = listener.accept()
+            with connection, suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+                for _ in range(60):
+                    connection.sendall(b"x")
+                    if stop.wait(0.05):
+                        return
+
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        started = time.monotonic()
+        with pytest.raises(PeerError) as error:
+            fetch_topology(f"http://127.0.0.1:{listener.getsockname()[1]}", SECRET, timeout_s=0.4)
+        took = time.monotonic() - started
+        stop.set()
+        thread.join()
+    assert error.value.reason is Reason.BOOTSTRAP_UNREACHABLE
+    assert took < 1.5
+
+
+def test_a_client_that_trickles_its_request_is_cut_off_by_an_overall_deadline(
+    server: BootstrapServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bootstrap, "CLIENT_TIMEOUT_S", 0.4)
+    with socket.create_connection(("127.0.0.1", server.port)) as sock:
+        sock.settimeout(0.05)
+        started = time.monotonic()
+        while time.monotonic() - started < 3:
+            try:
+                sock.sendall(b"G")
+                if sock.recv(1) == b"":
+                    break
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+        took = time.monotonic() - started
+    assert 0.3 < took < 1.5
+
+
+def test_peers_reach_the_server_over_ipv4_and_ipv6(server: BootstrapServer) -> None:
+    for host in ("127.0.0.1", "::1") if has_ipv6() else ("127.0.0.1",):
+        with socket.create_connection((host, server.port), timeout=5) as sock:
+            sock.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+            assert sock.recv(12) == b"HTTP/1.1 200"
+
+
+def test_a_host_without_ipv6_is_served_over_ipv4(monkeypatch: pytest.MonkeyPatch, api: HTTPServer) -> None:
+    real = bootstrap._Server.server_bind
+
+    def bind(server: bootstrap._Server) -> None:
+        if server.address_family == socket.AF_INET6:
+            raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+        real(server)
+
+    monkeypatch.setattr(bootstrap._Server, "server_bind", bind)
+    made = BootstrapServer(0, api.server_address[1], SECRET, serves_query=True)
+    assert get(made, "/healthz")[0] == 200
+    made.close()
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
 
 
 def test_noise_and_clients_that_hang_up_do_no_harm(server: BootstrapServer) -> None:

@@ -1,11 +1,15 @@
 """What the two processes read from their environment, and what they say when it makes no sense."""
 
+import itertools
+import logging
+from collections.abc import Iterable
 from pathlib import Path
 
+import kopf
 import pytest
 
 from dcp_operator import controller, webhook
-from dcp_operator.process import SettingError
+from dcp_operator.process import SettingError, is_worth_a_line, keep_watching
 
 IMAGE = {"DCP_OPERATOR_IMAGE": "acme/operator:1"}
 
@@ -39,6 +43,23 @@ def test_a_setting_that_makes_no_sense_is_named(environment: dict[str, str], mes
     with pytest.raises(SettingError) as refusal:
         controller.read_environment(environment)
     assert str(refusal.value).startswith(message)
+
+
+def test_a_watch_that_is_refused_is_tried_again_for_ever_and_said_by_the_reconciler_alone():
+    settings = kopf.OperatorSettings()
+    keep_watching(settings)
+    assert isinstance(settings.networking.error_backoffs, Iterable)
+    pauses = list(itertools.islice(settings.networking.error_backoffs, 1000))
+    assert (pauses[0], pauses[-1]) == (1.0, 60.0)
+    assert list(itertools.islice(settings.networking.error_backoffs, 1000)) == pauses
+
+    def line(name: str, error: str) -> logging.LogRecord:
+        words = f"Request attempt #3 failed; will retry: GET https://api -> {error}('Forbidden')"
+        return logging.LogRecord(name, logging.ERROR, "", 0, words, None, None)
+
+    assert not is_worth_a_line(line("kopf._cogs.clients.watching", "APIForbiddenError"))
+    assert is_worth_a_line(line("kopf._cogs.clients.watching", "APIServerError"))
+    assert is_worth_a_line(line("dcp_operator.reconciler", "APIForbiddenError"))
 
 
 def test_a_fresh_key_is_new_each_time_and_long_enough():

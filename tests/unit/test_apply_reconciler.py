@@ -1,14 +1,16 @@
 """The loop of tasks: it wakes on events, repairs, backs off and ends, with a simulated API server behind it."""
 
 import asyncio
+import base64
 import copy
 import itertools
 
 import pytest
 
+from dcp_operator.brake import FREE
 from dcp_operator.client import ApiError
 from dcp_operator.gather import WATCHED_KINDS
-from dcp_operator.kinds import DEPLOYMENT_OF_ENGINES, SERVICE
+from dcp_operator.kinds import DEPLOYMENT_OF_ENGINES, SECRET, SERVICE, Kind
 from dcp_operator.observed import Key
 from dcp_operator.reconciler import BACKOFF_MAX_S, Reconciler, backoff
 from dcp_operator.target import Operator
@@ -23,12 +25,17 @@ class Loop:
 
     def __init__(self) -> None:
         self.api = SimulatedApi()
-        keys = itertools.count()
-        self.reconciler = Reconciler(
+        self._keys = itertools.count()
+        self.reconciler = self.again()
+
+    def again(self, namespaces: tuple[str, ...] = ()) -> Reconciler:
+        """Return a reconciler that knows nothing yet."""
+        return Reconciler(
             self.api,  # type: ignore[arg-type] - the simulated server has the same calls
             Operator("acme/operator:1"),
+            namespaces=namespaces,
             now=lambda: "2026-01-01T00:00:00Z",
-            fresh_key=lambda: f"a2V5{next(keys)}".ljust(8, "="),
+            fresh_key=lambda: base64.b64encode(f"key {next(self._keys)}".encode()).decode(),
         )
 
     def put(self, body: dict) -> dict:
@@ -44,6 +51,10 @@ class Loop:
         async with asyncio.timeout(timeout_s):
             while not condition():
                 await asyncio.sleep(0.01)
+
+
+def secret_of(loop: Loop) -> dict:
+    return loop.api.objects[SECRET.kind, "models", "chat-kv"]
 
 
 @pytest.fixture
@@ -189,6 +200,171 @@ def test_what_cannot_be_listed_keeps_the_loop_from_starting(loop: Loop):
     loop.api.list = refuse  # type: ignore[method-assign,assignment]
     with pytest.raises(ApiError, match="cannot list"):
         asyncio.run(loop.reconciler.start())
+
+
+def test_a_key_whose_secret_lost_its_label_is_found_after_a_restart(loop: Loop):
+    async def scenario() -> None:
+        loop.api.put(owner())
+        await loop.reconciler.start()
+        await loop.until(lambda: "status" in loop.api.owner())
+        await loop.reconciler.stop()
+        secret = loop.api.objects[SECRET.kind, "models", "chat-kv"]
+        before = secret["data"]["key"]
+        secret["metadata"]["labels"] = {}
+        loop.api.writes.clear()
+
+        restarted = loop.again()
+        await restarted.start()
+        await loop.until(lambda: secret_of(loop)["metadata"]["labels"])
+        await restarted.stop()
+        assert secret_of(loop)["data"]["key"] == before
+        assert [kind for _, kind, _ in loop.api.writes] == [SECRET.kind]
+
+    asyncio.run(scenario())
+
+
+def test_a_secret_of_that_name_that_is_somebody_elses_gives_no_key(loop: Loop):
+    async def scenario() -> None:
+        metadata = {"name": "chat-kv", "namespace": "models", "labels": {}}
+        loop.api.put({"kind": SECRET.kind, "metadata": metadata, "data": {"key": "dGhlaXJz"}})
+        loop.api.put(owner())
+        await loop.reconciler.start()
+        await loop.until(lambda: "status" in loop.api.owner())
+        await loop.reconciler.stop()
+        assert loop.reconciler._cache.snapshot(CHAT).kv_key() is None
+
+    asyncio.run(scenario())
+
+
+def test_without_an_answer_about_the_key_nothing_is_made_and_it_is_said(loop: Loop):
+    async def scenario() -> None:
+        def refuse(*arguments) -> None:
+            raise ApiError(403, "Forbidden", 'User "x" cannot get resource "secrets"')
+
+        loop.api.get = refuse  # type: ignore[method-assign,assignment]
+        loop.api.put(owner())
+        await loop.reconciler.start()
+        await loop.until(lambda: "status" in loop.api.owner())
+        await loop.reconciler.stop()
+        assert loop.api.children() == {}
+        ready = loop.api.owner()["status"]["conditions"][0]
+        assert ready["reason"] == "PermissionDenied"
+        assert "could not read Secret chat-kv" in ready["message"]
+
+    asyncio.run(scenario())
+
+
+def test_another_controller_that_undoes_each_write_is_not_raced_and_the_rest_is_cared_for(loop: Loop, caplog):
+    rewrites = 0
+
+    async def scenario() -> None:
+        nonlocal rewrites
+        loop.api.put(owner())
+        await loop.reconciler.start()
+        await loop.until(lambda: "status" in loop.api.owner())
+
+        async def rewrite_service() -> None:
+            nonlocal rewrites
+            while True:
+                service = copy.deepcopy(loop.api.objects[SERVICE.kind, "models", "chat"])
+                if service["spec"]["selector"] != {"theirs": "1"}:
+                    service["spec"]["selector"] = {"theirs": "1"}
+                    loop.put(service)
+                    rewrites += 1
+                await asyncio.sleep(0.01)
+
+        rival = asyncio.create_task(rewrite_service())
+        await loop.until(lambda: "undone again and again" in caplog.text and rewrites == FREE + 1)
+        secret = secret_of(loop)
+        loop.api.remove(SECRET.kind, "models", "chat-kv")
+        loop.tell("DELETED", secret)
+        before = rewrites
+        await loop.until(lambda: (SECRET.kind, "chat-kv") in loop.api.children())
+        assert rewrites == before
+        # The next write is due after a second, and the one after that two seconds later.
+        await loop.until(lambda: rewrites > before)
+        await asyncio.sleep(0.5)
+        rival.cancel()
+        await loop.reconciler.stop()
+
+    asyncio.run(scenario())
+    assert rewrites == FREE + 2
+    assert "object=models/chat child=Service chat why=spec.selector" in caplog.text
+
+
+def test_children_that_are_deleted_one_after_another_are_all_made_again_at_once(loop: Loop):
+    async def scenario() -> None:
+        loop.api.put(owner())
+        await loop.reconciler.start()
+        await loop.until(lambda: "status" in loop.api.owner())
+        for kind, name in sorted(loop.api.children()) * 5:
+            gone = loop.api.objects[kind, "models", name]
+            loop.api.remove(kind, "models", name)
+            loop.tell("DELETED", gone)
+            await loop.until(lambda child=(kind, name): child in loop.api.children(), timeout_s=5.0)
+        await loop.reconciler.stop()
+
+    asyncio.run(scenario())
+
+
+class Closed:
+    """Namespaces where some kinds can't be listed."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.places: set[tuple[str, str]] = set()
+        self._list = loop.api.list
+        loop.api.list = self.list  # type: ignore[method-assign,assignment]
+
+    def list(self, kind: Kind, namespace: str | None, selector: str = "") -> tuple[list[dict], str]:
+        if (kind.kind, namespace) in self.places:
+            raise ApiError(403, "Forbidden", f'User "x" cannot list resource "{kind.plural}" in "{namespace}"')
+        return self._list(kind, namespace, selector)
+
+
+def test_a_namespace_without_the_role_does_not_keep_the_others_from_being_looked_after(
+    loop: Loop, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("dcp_operator.reconciler.REFUSED_RETRY_S", 0.1)
+    caplog.set_level("INFO")
+    # What can be seen of it is not judged as long as its children can't be.
+    places = {(kind.kind, "gone") for kind in WATCHED_KINDS if kind is not DEPLOYMENT_OF_ENGINES}
+
+    async def scenario() -> None:
+        closed = Closed(loop)
+        closed.places = set(places)
+        loop.api.put(owner())
+        loop.api.put(owner("other", "gone"))
+        loop.reconciler = loop.again(("gone", "models"))
+        await loop.reconciler.start()
+        await loop.until(lambda: "status" in loop.api.owner())
+        await asyncio.sleep(0.3)
+        assert "status" not in loop.api.owner("other")
+        closed.places = set()
+        await loop.until(lambda: "status" in loop.api.owner("other"))
+        await loop.reconciler.stop()
+
+    asyncio.run(scenario())
+    refused = [record.getMessage() for record in caplog.records if "namespace=gone" in record.getMessage()]
+    assert len(refused) == 2
+    assert 'cannot list resource "secrets" in "gone"' in refused[0]
+    assert "Role" in refused[0]
+    assert "looked after" in refused[1]
+
+
+def test_a_role_that_goes_while_the_operator_runs_leaves_the_lists_of_the_others_alone(loop: Loop):
+    async def scenario() -> None:
+        closed = Closed(loop)
+        loop.api.put(owner())
+        loop.reconciler = loop.again(("gone", "models"))
+        await loop.reconciler.start()
+        await loop.until(lambda: "status" in loop.api.owner())
+        closed.places = {(SERVICE.kind, "gone")}
+        loop.api.remove(SERVICE.kind, "models", "chat")
+        await loop.reconciler.refresh(SERVICE)
+        await loop.until(lambda: (SERVICE.kind, "chat") in loop.api.children())
+        await loop.reconciler.stop()
+
+    asyncio.run(scenario())
 
 
 def test_pauses_grow_and_have_an_end():

@@ -34,6 +34,7 @@ def config(**changes: Any) -> SimpleNamespace:
         "layers": {"layer": SimpleNamespace(impl=SimpleNamespace(supports_dcp=True))},
         "hidden_size": 64,
         "dtype": "float32",
+        "cache_dtype": "auto",
     }
     v = SimpleNamespace(**{**values, **changes})
     return SimpleNamespace(
@@ -51,12 +52,20 @@ def config(**changes: Any) -> SimpleNamespace:
             get_total_num_kv_heads=lambda: v.kv_heads,
         ),
         compilation_config=SimpleNamespace(static_forward_context=v.layers),
+        cache_config=SimpleNamespace(cache_dtype=v.cache_dtype),
     )
 
 
-def cache(groups: int = 1) -> SimpleNamespace:
-    spec = SimpleNamespace(block_size=32, dtype="torch.float32")
-    return SimpleNamespace(num_blocks=8, kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)] * groups)
+def spec(kind: str = "FullAttentionSpec", **fields: Any) -> Any:
+    """A KV-cache spec of the class that vLLM calls `kind`."""
+    return type(kind, (SimpleNamespace,), {})(
+        **{"block_size": 32, "dtype": "torch.float32", "dcp_sharded": True} | fields
+    )
+
+
+def cache(groups: int = 1, of: Any = None) -> SimpleNamespace:
+    group = SimpleNamespace(kv_cache_spec=of or spec())
+    return SimpleNamespace(num_blocks=8, kv_cache_groups=[group] * groups)
 
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.33.0", "0.33.1rc2", "0.32.0+cpu"])
@@ -114,6 +123,50 @@ def test_what_is_not_served_yet_is_refused_at_the_start(changes: dict[str, Any],
     with pytest.raises(StartupError) as error:
         compat.check_supported(config(**changes), cache(groups))
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["FullAttentionSpec", "MLAAttentionSpec"])
+def test_full_attention_and_mla_are_served(kind: str) -> None:
+    compat.check_supported(config(), cache(of=spec(kind)))
+
+
+@pytest.mark.parametrize(
+    ("of", "words"),
+    [
+        (spec("SlidingWindowSpec"), "the KV cache is a SlidingWindowSpec; this connector serves"),
+        (spec("ChunkedLocalAttentionSpec"), "the KV cache is a ChunkedLocalAttentionSpec"),
+        (type("MambaSpec", (), {"block_size": 32})(), "the KV cache is a MambaSpec"),
+        (type("UniformTypeKVCacheSpecs", (), {"block_size": 32})(), "the KV cache is a UniformTypeKVCacheSpecs"),
+        (
+            type("FullAttentionSpec", (), {"block_size": 32})(),
+            "the KV cache is a FullAttentionSpec without a data type",
+        ),
+        (spec(dcp_sharded=False), "a FullAttentionSpec whose tokens are not dealt out to the 2 ranks"),
+    ],
+)
+def test_a_kv_cache_of_another_kind_is_refused_by_name(of: Any, words: str) -> None:
+    with pytest.raises(StartupError) as error:
+        compat.check_supported(config(), cache(of=of))
+    assert words in str(error.value)
+
+
+def test_without_dcp_it_does_not_matter_whether_the_spec_could_be_sharded() -> None:
+    compat.check_supported(config(decode_context_parallel_size=1), cache(of=spec(dcp_sharded=False)))
+
+
+@pytest.mark.parametrize(
+    ("cache_dtype", "torch_dtype", "expected"),
+    [
+        ("auto", "torch.bfloat16", "bfloat16"),
+        ("bfloat16", "torch.bfloat16", "bfloat16"),
+        ("fp8", "torch.uint8", "fp8_e4m3"),
+        ("fp8_e4m3", "torch.uint8", "fp8_e4m3"),
+        ("fp8_e5m2", "torch.uint8", "fp8_e5m2"),
+    ],
+)
+def test_the_kv_dtype_tells_kinds_of_fp8_apart(cache_dtype: str, torch_dtype: str, expected: str) -> None:
+    facts = compat.side_facts(config(cache_dtype=cache_dtype), cache(of=spec(dtype=torch_dtype)), ("layer",))
+    assert facts.kv_dtype == expected
 
 
 def test_a_pipeline_parallel_producer_is_served() -> None:

@@ -132,7 +132,13 @@ def test_a_refusal_names_both_values(prefill: dict[str, Any], decode: dict[str, 
 
 
 def test_opaque_pages_of_equal_layouts_fit() -> None:
-    assert find_mismatches(topology(page_format="opaque"), decode_rank(page_format="opaque")) == ()
+    whole: dict[str, Any] = {"page_format": "opaque", "layout": Layout(2, 1, 16, 16, 1)}
+    assert find_mismatches(topology(**whole), decode_rank(**whole)) == ()
+
+
+def test_opaque_pages_and_dcp_are_refused_even_between_equal_layouts() -> None:
+    found = find_mismatches(topology(page_format="opaque"), decode_rank(page_format="opaque"))
+    assert any("DCP size: prefill has 2, decode has 2, and whole pages need 1" in problem for problem in found), found
 
 
 def test_layers_of_all_pipeline_stages_count() -> None:

@@ -212,3 +212,58 @@ def test_a_successor_takes_the_place_of_what_had_its_name(cache: Cache):
     cache.store(service("9", uid="second"))
     assert cache.snapshot(CHAT).children[Ref("Service", "chat")].uid == "second"
     assert cache.drop(service("6", uid="first")) == set()
+
+
+def test_a_stale_list_does_not_bring_back_what_was_deleted_meanwhile(cache: Cache):
+    cache.store(service("5"))
+    cache.drop(service("7"))
+    assert cache.correct(SERVICE, [service("5")], "6", None) == set()
+    assert cache.snapshot(CHAT).children == {}
+
+
+def test_a_late_answer_to_a_write_does_not_bring_back_what_is_gone_and_its_object_is_looked_at(cache: Cache):
+    # The event of its making was merged into that of its end: the cache has never seen it.
+    assert cache.drop(service("7")) == {CHAT}
+    assert cache.store(service("6")) == set()
+    assert cache.snapshot(CHAT).children == {}
+
+
+def test_what_a_list_lacks_stays_gone_for_whatever_is_older_than_the_list(cache: Cache):
+    cache.store(service("5"))
+    cache.correct(SERVICE, [], "9", None)
+    assert cache.store(service("8")) == set()
+    assert cache.snapshot(CHAT).children == {}
+
+
+def test_a_pod_that_lost_its_label_and_has_it_again_is_back(cache: Cache):
+    cache.store(pod("prefill", "r1"))
+    cache.drop({**pod("prefill", "r1"), "metadata": {**pod("prefill", "r1")["metadata"], "resourceVersion": "7"}})
+    again = pod("prefill", "r1")
+    again["metadata"]["resourceVersion"] = "8"
+    assert cache.store(again) == {CHAT}
+    assert len(cache.snapshot(CHAT).pods) == 1
+
+
+def test_a_label_that_was_taken_away_is_not_given_back_by_a_late_event(cache: Cache):
+    cache.store(pod("prefill", "r1"))
+    without = pod("prefill", "r1")
+    without["metadata"] |= {"labels": {}, "resourceVersion": "7"}
+    assert cache.store(without) == {CHAT}
+    late = pod("prefill", "r1")
+    late["metadata"]["resourceVersion"] = "6"
+    assert cache.store(late) == set()
+    assert cache.snapshot(CHAT).pods == ()
+
+
+def test_a_late_event_of_a_predecessor_does_not_take_the_place_of_its_successor(cache: Cache):
+    cache.store(service("5", uid="first"))
+    cache.store(service("9", uid="second"))
+    assert cache.store(service("6", uid="first")) == set()
+    assert cache.snapshot(CHAT).children[Ref("Service", "chat")].uid == "second"
+
+
+def test_the_memory_of_what_is_gone_has_an_end(cache: Cache, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("dcp_operator.gather._GONE_KEPT", 3)
+    for number in range(10):
+        cache.drop(service("7", uid=f"uid-{number}", name=f"service-{number}"))
+    assert list(cache._gone) == ["uid-7", "uid-8", "uid-9"]

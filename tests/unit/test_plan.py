@@ -298,6 +298,77 @@ class TestRevisions:
         carry_out(api, plan_of(api))
         assert old < deployments(api)
 
+    def test_after_a_revert_what_does_not_serve_gives_its_accelerators_back(self):
+        api = api_with()
+        settle(api)
+        a = deployments(api)
+        change(api, **NEW_IMAGE)
+        carry_out(api, plan_of(api))
+        b = deployments(api) - a
+        # Back to the first, and one engine more: there is no room for it while the second holds its accelerators.
+        change(api, prefill={**spec()["prefill"], "replicas": 2})
+        carry_out(api, plan_of(api))
+        api.run_deployments(broken=frozenset(name.rsplit("-", 1)[1] for name in b))
+        waits = api.objects["Pod", "models", next(f"{name}-1" for name in a if "prefill" in name)]
+        waits["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+        plan = plan_of(api)
+        assert {action.why for action in plan.actions} == {"does not serve, and another revision does"}
+        assert {action.ref.name for action in plan.actions} < b
+        carry_out(api, plan)
+        settle(api)
+        assert deployments(api) == a
+
+    def test_an_old_one_whose_router_is_away_for_a_moment_is_not_given_up(self):
+        api = api_with()
+        settle(api)
+        old = deployments(api)
+        change(api, prefill={**spec()["prefill"], "replicas": 2}, **NEW_IMAGE)
+        carry_out(api, plan_of(api))
+        api.run_deployments()
+        new = (deployments(api) - old).pop().rsplit("-", 1)[1]
+        late = api.objects["Pod", "models", f"chat-prefill-{new}-1"]
+        late["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+        api.remove("Pod", "models", next(f"{name}-0" for name in old if "router" in name))
+        assert plan_of(api).actions == ()
+        # The same when the one that is partly up is old itself by now.
+        change(api, image="acme/engine:3")
+        carry_out(api, plan_of(api))
+        carry_out(api, plan_of(api))
+        assert old < deployments(api)
+
+    @pytest.mark.parametrize(
+        ("metadata", "status", "remains"),
+        [
+            ({}, {"phase": "Failed", "reason": "Evicted"}, False),
+            ({}, {"phase": "Succeeded"}, False),
+            ({"deletionTimestamp": "2026-01-01T00:01:00Z"}, {"phase": "Running"}, True),
+            ({"deletionTimestamp": "2026-01-01T00:00:00Z"}, {"phase": "Running"}, False),
+            (
+                {"deletionTimestamp": "2026-01-01T00:00:00Z"},
+                {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
+                True,
+            ),
+        ],
+        ids=["evicted", "ended", "in its grace period", "on a dead node", "late but ready"],
+    )
+    def test_the_engines_wait_for_routers_that_can_still_have_requests(
+        self, metadata: dict, status: dict, remains: bool
+    ):
+        api = api_with()
+        settle(api)
+        old = deployments(api).pop().rsplit("-", 1)[1]
+        change(api, **NEW_IMAGE)
+        carry_out(api, plan_of(api))
+        api.run_deployments()
+        router = copy.deepcopy(api.objects["Pod", "models", f"chat-router-{old}-0"])
+        carry_out(api, plan_of(api))
+        router["metadata"] |= {**metadata, "ownerReferences": []}
+        api.put({**router, "status": status})
+        observed = observe(api)
+        target = target_of(observed)
+        plan = make_plan(target.manifests, target.revision or "", observed, now="2026-01-01T00:00:30Z")
+        assert bool(plan.actions) is not remains
+
     def test_a_scale_makes_no_new_revision(self):
         api = api_with()
         settle(api)

@@ -11,6 +11,14 @@ def pod(**fields):
     return role("decode", template={"spec": fields})
 
 
+def router(**template):
+    return {"spec": {"router": {"template": template}}}
+
+
+def mounts(*paths: str):
+    return main_container("decode", volumeMounts=[{"name": f"v{n}", "mountPath": path} for n, path in enumerate(paths)])
+
+
 REFUSED = {
     "another number of accelerators": (
         [main_container("decode", resources={"limits": {"nvidia.com/gpu": 4}})],
@@ -93,6 +101,18 @@ REFUSED = {
         [main_container("decode", volumeMounts=[{"name": "x", "mountPath": "/models"}])],
         f"{CONTAINER}.volumeMounts[0]: /models belongs to the operator; mount elsewhere [template-owned]",
     ),
+    "a mount of the operator, written in another way": (
+        [mounts("/data", "/etc//dcp-kv/")],
+        f"{CONTAINER}.volumeMounts[1]: /etc/dcp-kv belongs to the operator; mount elsewhere [template-owned]",
+    ),
+    "a mount of the operator, with two slashes at its beginning": (
+        [mounts("//dcp-connector")],
+        f"{CONTAINER}.volumeMounts[0]: /dcp-connector belongs to the operator; mount elsewhere [template-owned]",
+    ),
+    "a mount below one of the operator": (
+        [mounts("/x/../dcp-connector/dcp_connector")],
+        f"{CONTAINER}.volumeMounts[0]: /dcp-connector belongs to the operator; mount elsewhere [template-owned]",
+    ),
     "a volume of the operator": (
         [pod(volumes=[{"name": "dcp-kv-key", "emptyDir": {}}])],
         (
@@ -114,6 +134,38 @@ REFUSED = {
             "spec.decode.template.metadata.labels[dcpdisagg.io/role]: belongs to the operator, as everything under "
             "dcpdisagg.io/; remove it [template-owned]"
         ),
+    ),
+    "a label that the operator sets for other tools": (
+        [role("decode", template={"metadata": {"labels": {"llm-d.ai/role": "both"}}})],
+        (
+            "spec.decode.template.metadata.labels[llm-d.ai/role]: is set by the operator; remove it, or choose another "
+            "label [template-owned]"
+        ),
+    ),
+    "a label that the operator sets on the router's pods": (
+        [router(metadata={"labels": {"app.kubernetes.io/name": "gateway"}})],
+        (
+            "spec.router.template.metadata.labels[app.kubernetes.io/name]: is set by the operator; remove it, or "
+            "choose another label [template-owned]"
+        ),
+    ),
+    "another account for the router": (
+        [router(spec={"serviceAccountName": "mine"})],
+        (
+            "spec.router.template.spec.serviceAccountName: is set by the operator for the router; remove it "
+            "[template-owned]"
+        ),
+    ),
+    "a router without its account's token": (
+        [router(spec={"automountServiceAccountToken": False})],
+        (
+            "spec.router.template.spec.automountServiceAccountToken: false would keep the router from seeing the "
+            "engines' pods; remove it [template-owned]"
+        ),
+    ),
+    "a router that is not restarted": (
+        [router(spec={"restartPolicy": "OnFailure"})],
+        'spec.router.template.spec.restartPolicy: "OnFailure" ends the router for good; remove it [template-owned]',
     ),
     "an engine that is not restarted": (
         [pod(restartPolicy="Never")],
@@ -255,6 +307,22 @@ ALLOWED = {
             volumes=[{"name": "cache", "emptyDir": {}}],
             containers=[{"name": "main", "volumeMounts": [{"name": "cache", "mountPath": "/cache"}]}],
         )
+    ],
+    "mounts beside those of the operator": [mounts("/models-cache", "/etc/dcp-kv-other", "/data/models")],
+    "labels and an annotation of one's own": [
+        role(
+            "decode",
+            template={
+                "metadata": {
+                    "labels": {"team": "chat", "app.kubernetes.io/part-of": "shop"},
+                    "annotations": {"app.kubernetes.io/name": "shop"},
+                }
+            },
+        )
+    ],
+    "an engine's own account": [pod(serviceAccountName="mine", automountServiceAccountToken=False)],
+    "volumes and a container of the router that engines could not have": [
+        router(spec={"volumes": [{"name": "model"}], "containers": [{"name": "connector", "image": "x"}]})
     ],
     "requests within limits": [
         main_container("decode", resources={"limits": {"memory": "1Gi", "cpu": 4}, "requests": {"memory": "1024Mi"}})

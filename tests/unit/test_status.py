@@ -194,6 +194,44 @@ def test_pods_that_kubernetes_refuses_to_make_are_reported_with_its_words():
     assert "exceeded quota: gpus" in said["Ready"]["message"]
 
 
+def evicted(name: str, created: str, message: str, observed: Observed) -> dict:
+    body = pod("decode", revision(observed), name=name, creationTimestamp=created)
+    body["status"] = {"phase": "Failed", "reason": "Evicted", "message": message}
+    return body
+
+
+def test_why_the_pod_before_ended_is_said_while_its_replacement_starts():
+    observed = world()
+    pods = [
+        evicted("decode-b", "2026-01-01T00:00:01Z", "The node was low on resource: memory.", observed),
+        evicted("decode-a", "2026-01-01T00:00:00Z", "older", observed),
+        pod("decode", revision(observed), name="decode-c"),
+    ]
+    said = conditions(status_of(world(pods)))["DecodeReady"]
+    assert said["reason"] == Reason.PODS_PENDING
+    assert said["message"].endswith(
+        "Before, pod decode-b ended for good: Evicted: The node was low on resource: memory."
+    )
+    assert "older" not in said["message"]
+
+
+def test_what_keeps_a_replacement_from_running_is_said_without_its_predecessor():
+    observed = world()
+    waiting = {"waiting": {"reason": "ErrImagePull", "message": "manifest unknown"}}
+    late = pod("decode", revision(observed), name="decode-c", containers=[{"name": "main", "state": waiting}])
+    pods = [evicted("decode-a", "2026-01-01T00:00:00Z", "low on memory", observed), late]
+    said = conditions(status_of(world(pods)))["DecodeReady"]
+    assert said["reason"] == Reason.IMAGE_PULL_FAILED
+    assert "low on memory" not in said["message"]
+
+
+def test_every_reason_why_something_is_not_well_is_explained_and_no_other(request: pytest.FixtureRequest):
+    table = (request.config.rootpath / "docs/how-to/debug.md").read_text().split("## Reasons")[1].split("##")[0]
+    explained = {word.strip() for line in table.splitlines()[4:] if line for word in line.split("|")[1].split(",")}
+    well = {Reason.RULES_PASSED, Reason.PODS_READY, Reason.ROLLED_OUT, Reason.SERVING}
+    assert explained == set(Reason) - well
+
+
 def test_a_role_without_replicas_is_said_to_be_the_reason():
     observed = world(ready=True, decode={**spec()["decode"], "replicas": 0})
     said = conditions(status_of(observed))

@@ -67,6 +67,21 @@ def test_what_is_not_understood_is_refused_in_words(
     assert words in str(error.value)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda:1"])
+def test_memory_of_hosts_and_gpus_is_described(device: str) -> None:
+    view = head_major()
+    view.device = device
+    assert describe("layer", view, SIDE, NUM_BLOCKS).name == "layer"
+
+
+@pytest.mark.parametrize("device", ["xpu:0", "meta", "npu"])
+def test_memory_of_another_device_is_not_taken_for_the_hosts(device: str) -> None:
+    view = head_major()
+    view.device = device
+    with pytest.raises(StartupError, match=f"the KV tensor of layer is on device {device}; .*cpu or cuda"):
+        describe("layer", view, SIDE, NUM_BLOCKS)
+
+
 def test_layers_that_share_an_allocation_are_registered_once() -> None:
     memory = np.zeros(4096, dtype=np.uint8)
     shared = {name: ArrayTensor(memory, offset, (1,), (1,)) for name, offset in (("a", 0), ("b", 1024))}

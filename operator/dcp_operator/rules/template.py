@@ -1,6 +1,7 @@
 """Rules on the pod templates: their shape, what the operator owns in them, and what the engine needs of the pod."""
 
 import math
+import posixpath
 from collections.abc import Iterator
 
 from pydantic import ValidationError
@@ -19,10 +20,11 @@ from dcp_operator.names import (
     VOLUME_CONNECTOR,
     VOLUME_KEY,
     VOLUME_MODEL,
+    labels,
 )
 from dcp_operator.rules.context import Context, Problem, RoleContext, Rule
 from dcp_operator.rules.pod_template import Container, PodTemplate, as_list, as_map
-from dcp_operator.settings import DRAIN_TIMEOUT_S
+from dcp_operator.settings import DRAIN_TIMEOUT_S, Role
 
 #: Resources that stand for accelerators, by the part of the name behind the vendor.
 _ACCELERATORS = frozenset(
@@ -33,6 +35,8 @@ _OWNED_ENV = ("VLLM_HOST_IP", SECRET_FILE_ENV, "VLLM_MOONCAKE_BOOTSTRAP_PORT")
 _OWNED_VOLUMES = (VOLUME_CONNECTOR, VOLUME_KEY, VOLUME_MODEL)
 _OWNED_MOUNTS = (PATH_CONNECTOR, PATH_KEY, PATH_MODELS)
 _GROUP_PREFIX = LABEL_NAME.split("/", maxsplit=1)[0] + "/"
+#: Labels of other groups that the operator gives all pods.
+_OWNED_LABELS = frozenset(labels("", Role.PREFILL))
 
 
 def template_shape(context: Context) -> Iterator[Problem]:
@@ -52,30 +56,46 @@ def template_shape(context: Context) -> Iterator[Problem]:
 def template_owned(context: Context) -> Iterator[Problem]:
     """A pod template leaves to the operator what the typed fields say and what both roles rely on.
 
-    The image and the arguments of main, its labels of this API group, the variables and mounts of the connector and of
-    the model belong to the operator, which would overwrite what the template says. A command may be replaced.
+    The image and the arguments of main, the labels by which pods are found, the variables and mounts of the connector
+    and of the model, and the router's ServiceAccount belong to the operator, which would overwrite what the template
+    says. A command may be replaced.
 
-    Move an image to spec.image and arguments to extraArgs; give volumes and variables other names.
+    Move an image to spec.image and arguments to extraArgs; give labels, volumes and variables other names.
     """
     for role in context.roles:
         yield from _owned_metadata(role.template)
         yield from _owned_main(context, role)
-        yield from _owned_pod(role.template)
-    yield from _owned_metadata(context.router_template)
-    router = context.router_template.main
-    for field in ("image", "args"):
-        if router.content.get(field) is not None:
-            yield Problem(f"{router.path}.{field}", "is set by the operator for the router; remove it")
+        yield from _owned_volumes(role.template)
+        yield from _owned_pod(role.template, "engine", (CONTAINER_CONNECTOR,))
+    yield from _owned_router(context.router_template)
+
+
+def _owned_router(template: PodTemplate) -> Iterator[Problem]:
+    yield from _owned_metadata(template)
+    yield from _owned_pod(template, "router")
+    # Without its own ServiceAccount the router may not see the engines' pods.
+    for path, content, fields in (
+        (template.main.path, template.main.content, ("image", "args")),
+        (f"{template.path}.spec", template.spec, ("serviceAccountName", "serviceAccount")),
+    ):
+        for field in fields:
+            if content.get(field) is not None:
+                yield Problem(f"{path}.{field}", "is set by the operator for the router; remove it")
+    if template.spec.get("automountServiceAccountToken") is False:
+        yield Problem(
+            f"{template.path}.spec.automountServiceAccountToken",
+            "false would keep the router from seeing the engines' pods; remove it",
+        )
 
 
 def _owned_metadata(template: PodTemplate) -> Iterator[Problem]:
     for section in ("labels", "annotations"):
         for key in as_map(template.metadata.get(section)):
+            path = f"{template.path}.metadata.{section}[{key}]"
             if key.startswith(_GROUP_PREFIX):
-                yield Problem(
-                    f"{template.path}.metadata.{section}[{key}]",
-                    f"belongs to the operator, as everything under {_GROUP_PREFIX}; remove it",
-                )
+                yield Problem(path, f"belongs to the operator, as everything under {_GROUP_PREFIX}; remove it")
+            elif section == "labels" and key in _OWNED_LABELS:
+                yield Problem(path, "is set by the operator; remove it, or choose another label")
 
 
 def _owned_main(context: Context, role: RoleContext) -> Iterator[Problem]:
@@ -101,26 +121,37 @@ def _owned_main(context: Context, role: RoleContext) -> Iterator[Problem]:
             )
     for index, mount in enumerate(as_list(main.content.get("volumeMounts"))):
         path = as_map(mount).get("mountPath")
-        if path in _OWNED_MOUNTS:
-            yield Problem(f"{main.path}.volumeMounts[{index}]", f"{path} belongs to the operator; mount elsewhere")
+        owned = _owned_mount(path) if isinstance(path, str) else None
+        if owned is not None:
+            yield Problem(f"{main.path}.volumeMounts[{index}]", f"{owned} belongs to the operator; mount elsewhere")
 
 
-def _owned_pod(template: PodTemplate) -> Iterator[Problem]:
+def _owned_mount(path: str) -> str | None:
+    """Return the path of the operator that a mount is at or below, None if it is elsewhere."""
+    # Two slashes at the beginning have a meaning of their own in POSIX, and would be kept.
+    place = posixpath.normpath("/" + path.lstrip("/"))
+    return next((owned for owned in _OWNED_MOUNTS if place == owned or place.startswith(f"{owned}/")), None)
+
+
+def _owned_volumes(template: PodTemplate) -> Iterator[Problem]:
     for index, volume in enumerate(as_list(template.spec.get("volumes"))):
         name = as_map(volume).get("name")
         if name in _OWNED_VOLUMES:
             yield Problem(
                 f"{template.path}.spec.volumes[{index}]", f"{name} is the operator's own volume; choose another name"
             )
+
+
+def _owned_pod(template: PodTemplate, what: str, containers: tuple[str, ...] = ()) -> Iterator[Problem]:
     for container in (*template.containers, *template.init_containers):
         is_init = container in template.init_containers
-        if container.name == CONTAINER_CONNECTOR or (is_init and container.name == CONTAINER_MAIN):
+        if container.name in containers or (is_init and container.name == CONTAINER_MAIN):
             yield Problem(
                 f"{container.path}.name", f"{container.name} is the operator's own container; choose another name"
             )
     restart = template.spec.get("restartPolicy")
     if restart not in (None, "Always"):
-        yield Problem(f"{template.path}.spec.restartPolicy", f"{show(restart)} ends the engine for good; remove it")
+        yield Problem(f"{template.path}.spec.restartPolicy", f"{show(restart)} ends the {what} for good; remove it")
 
 
 def gpu_count(context: Context) -> Iterator[Problem]:
