@@ -2,13 +2,11 @@
 
 import argparse
 import os
-import sys
-import time
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from devcluster import buildah, clients, images, preflight, startup, status, teardown
+from devcluster.commands import guarded
 from devcluster.components import NAMES
 from devcluster.errors import DevClusterError
 from devcluster.files import locked
@@ -17,8 +15,6 @@ from devcluster.paths import Cache, this_cache
 from devcluster.progress import Log, Progress
 from devcluster.shell import child_environment
 from devcluster.traces import clear_noted
-
-_FAILED = 2
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -146,30 +142,8 @@ _COMMANDS: dict[str, Callable[[Cache, Log, argparse.Namespace], int]] = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one command. Errors end as one sentence on standard error, and a traceback only in a file."""
+    """Run one command."""
     arguments = _parser().parse_args(argv)
     log, cache = Progress(), this_cache()
-    try:
-        return _COMMANDS[arguments.command](cache, log, arguments)
-    except DevClusterError as error:
-        print(f"devcluster {arguments.command}: {error}", file=sys.stderr)
-    except KeyboardInterrupt:
-        print(
-            f"devcluster {arguments.command}: interrupted; the next `up` or `down` goes on from here", file=sys.stderr
-        )
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except Exception as error:  # the last handler: nobody is shown a traceback
-        print(f"devcluster {arguments.command}: {_unexpected(cache, error)}", file=sys.stderr)
-    return _FAILED
-
-
-def _unexpected(cache: Cache, error: Exception) -> str:
-    text = traceback.format_exc()
-    path = cache.crashes / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    except OSError:
-        return f"unexpected error: {type(error).__name__}: {error}"
-    return f"unexpected error: {type(error).__name__}: {error}; the details are in {path}"
+    command = _COMMANDS[arguments.command]
+    return guarded(f"devcluster {arguments.command}", cache, lambda: command(cache, log, arguments))

@@ -4,7 +4,8 @@ import json
 import sys
 from pathlib import Path
 
-from devcluster import release, startup
+from devcluster import preflight, release, startup
+from devcluster.commands import guarded
 from devcluster.completions import Completion, complete
 from devcluster.deployments import Movement, read_movement, wait_until_ready
 from devcluster.engine import environment, profile
@@ -37,20 +38,12 @@ PROMPTS = (
 
 def main() -> int:
     """Run the demo. Exit code 0 when all tokens are equal, 1 when not, 2 with one sentence when a step failed."""
-    log = Progress()
-    try:
-        return _demo(this_cache(), log)
-    except DevClusterError as error:
-        print(f"make demo: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(
-            "make demo: interrupted; `make demo` goes on from here, `make demo-down` removes all of it", file=sys.stderr
-        )
-        return 2
+    log, cache = Progress(), this_cache()
+    return guarded("make demo", cache, lambda: _demo(cache, log))
 
 
 def _demo(cache: Cache, log: Log) -> int:
+    preflight.check_machine(cache)
     with locked(cache.locks / "cluster.lock", log, "the local cluster"):
         startup.up(cache, log, lambda: environment.ensure_engine_environment(cache.root, log))
         models = environment.ensure_models(cache.root, log)

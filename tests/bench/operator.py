@@ -46,7 +46,7 @@ def main() -> int:
     tools = Tools(cache)
     try:
         with locked(cache.locks / "cluster.lock", log, "the local cluster"):
-            startup.up(cache, log, None)
+            startup.up(cache, log, lambda: None)
         release.load_operator_image(cache, log)
         release.install(cache, tools, log)
         return 0 if publish("operator", _measure(cache, tools)) else 1
