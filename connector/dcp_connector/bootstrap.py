@@ -8,13 +8,17 @@
 It runs in threads of its own, so that it answers while the engine computes. It keeps nothing per client.
 """
 
+import errno
 import http.client
+import io
 import json
 import logging
+import socket
 import threading
+import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from typing_extensions import override
@@ -34,9 +38,9 @@ logger = logging.getLogger(__name__)
 
 #: Connections served at the same time; more are closed at once.
 MAX_CONNECTIONS = 64
-#: An idle or slow client is cut off after this.
-CLIENT_TIMEOUT_S = 10.0
-#: Time for one request of a decode engine.
+#: A connection is cut off after this, however its client spends the time, so that probes find a free one.
+CLIENT_TIMEOUT_S = 5.0
+#: Time for one request of a decode engine, from the connection to the last byte.
 FETCH_TIMEOUT_S = 5.0
 _HEALTH_TIMEOUT_S = 2.0
 
@@ -55,7 +59,7 @@ class BootstrapServer:
         self._body = b""
         self._signature = ""
         try:
-            self._server = _Server(("", port), self._respond)
+            self._server = _listen(port, self._respond)
         except OSError as error:
             raise StartupError(
                 f"the connector's bootstrap server can't listen on port {port}: {error}; "
@@ -141,15 +145,42 @@ def fetch_topology(origin: str, secret: bytes, timeout_s: float = FETCH_TIMEOUT_
 
 def _get(host: str, port: int, path: str, timeout_s: float, limit: int) -> tuple[int, dict[str, str], bytes]:
     """GET without redirects. Returns status, headers in lower case, and at most `limit` + 1 bytes of the body."""
+    deadline = time.monotonic() + timeout_s
     connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     try:
         connection.request("GET", path, headers={"Connection": "close"})
-        # The response owns the socket from here on, also when reading it fails.
-        with connection.getresponse() as response:
+        timed = cast("socket.socket", _Timed(connection.sock, deadline))
+        with http.client.HTTPResponse(timed, method="GET") as response:
+            response.begin()
             headers = {name.lower(): value for name, value in response.getheaders()}
             return response.status, headers, response.read(limit + 1)
     finally:
         connection.close()
+
+
+class _Timed(io.RawIOBase):
+    """Reads a socket until a deadline (monotonic). A socket's own timeout begins anew with every byte that arrives."""
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        super().__init__()
+        self._sock = sock
+        self._deadline = deadline
+
+    def makefile(self, *_mode: str) -> io.BufferedReader:
+        """What http.client asks a socket for."""
+        return io.BufferedReader(self)
+
+    @override
+    def readable(self) -> bool:
+        return True
+
+    @override
+    def readinto(self, buffer: Any, /) -> int:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out before everything had arrived")
+        self._sock.settimeout(left)
+        return self._sock.recv_into(buffer)
 
 
 def _excerpt(body: bytes) -> str:
@@ -175,10 +206,17 @@ class _Server(ThreadingHTTPServer):
     allow_reuse_address = True
     request_queue_size = 128
 
-    def __init__(self, address: tuple[str, int], respond: _Responder) -> None:
+    def __init__(self, port: int, respond: _Responder, family: socket.AddressFamily) -> None:
+        self.address_family = family
         self.respond = respond
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        super().__init__(address, _Handler)
+        super().__init__(("", port), _Handler)
+
+    @override
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
 
     @override
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -200,13 +238,29 @@ class _Server(ThreadingHTTPServer):
         logger.debug("bootstrap: connection of %s ended early", client_address, exc_info=True)
 
 
+def _listen(port: int, respond: _Responder) -> _Server:
+    """Listen on all addresses of both families, or of IPv4 where the host has no IPv6. Raises OSError."""
+    try:
+        return _Server(port, respond, socket.AF_INET6)
+    except OSError as error:
+        if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENOPROTOOPT):
+            raise
+    return _Server(port, respond, socket.AF_INET)
+
+
 class _Handler(BaseHTTPRequestHandler):
     """Answers GET and HEAD from the server's table."""
 
-    timeout = CLIENT_TIMEOUT_S
     protocol_version = "HTTP/1.1"
     server_version = "dcp-bootstrap"
     sys_version = ""
+
+    @override
+    def setup(self) -> None:
+        super().setup()
+        self._deadline = time.monotonic() + CLIENT_TIMEOUT_S
+        self.rfile.close()
+        self.rfile = _Timed(self.connection, self._deadline).makefile()
 
     def do_HEAD(self) -> None:
         """Answer without a body."""
@@ -217,6 +271,8 @@ class _Handler(BaseHTTPRequestHandler):
         server = self.server
         assert isinstance(server, _Server)
         status, headers, body = server.respond(self.path.partition("?")[0])
+        # Unlike reads, one write takes no longer than the timeout in all.
+        self.connection.settimeout(max(0.1, self._deadline - time.monotonic()))
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)

@@ -8,7 +8,9 @@ Supported: 0.32 and 0.33 (`SUPPORTED`). What is read, and where it lives there:
     vllm_config.model_config         hf_text_config, dtype, quantization, use_mla,
                                      get_total_num_kv_heads()                                 config/model.py
     vllm_config.compilation_config   static_forward_context: layer name -> layer with .impl   config/compilation.py
-    kv_cache_config                  num_blocks, kv_cache_groups[0].kv_cache_spec             v1/kv_cache_interface.py
+    vllm_config.cache_config         cache_dtype                                              config/cache.py
+    kv_cache_config                  num_blocks, kv_cache_groups[0].kv_cache_spec: its class,
+                                     block_size, dtype, dcp_sharded                           v1/kv_cache_interface.py
     distributed.parallel_state       get_tp_group(), get_pp_group(): this worker's ranks
     request.status                   the names of the finished states                         v1/request.py
     logging.getLogger("vllm")        its handlers and level                                   logger.py
@@ -41,6 +43,8 @@ SUPPORTED = ((0, 32), (0, 33))
 #: Shortest control secret that is accepted, in bytes.
 MIN_SECRET_BYTES = 16
 
+#: Classes of KV-cache specs that are served, not their subclasses: those keep other tokens, or keep them elsewhere.
+_SPECS = ("FullAttentionSpec", "MLAAttentionSpec")
 _NORMAL_ENDS = frozenset({"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_REPETITION"})
 #: Model facts that decide what a KV entry means. Paths and names of copies of the same model are left out.
 _MODEL_FACTS = (
@@ -154,6 +158,22 @@ def check_supported(vllm_config: Any, kv_cache_config: Any) -> None:
             f"the model has {groups} KV-cache groups; this connector serves models with one "
             "(--disable-hybrid-kv-cache-manager can make it one)"
         )
+    _check_spec(kv_cache_config.kv_cache_groups[0].kv_cache_spec, int(parallel.decode_context_parallel_size))
+
+
+def _check_spec(spec: Any, dcp_size: int) -> None:
+    kind = type(spec).__name__
+    if kind not in _SPECS:
+        raise StartupError(
+            f"the KV cache is a {kind}; this connector serves {' and '.join(_SPECS)}, so full attention and MLA only"
+        )
+    if getattr(spec, "dtype", None) is None:
+        raise StartupError(f"the KV cache is a {kind} without a data type, which this connector doesn't understand")
+    if dcp_size > 1 and not getattr(spec, "dcp_sharded", False):
+        raise StartupError(
+            f"the KV cache is a {kind} whose tokens are not dealt out to the {dcp_size} ranks of a DCP group: "
+            "run this model with --decode-context-parallel-size 1"
+        )
 
 
 def engine_id(vllm_config: Any) -> str:
@@ -205,7 +225,7 @@ def side_facts(vllm_config: Any, kv_cache_config: Any, layer_names: tuple[str, .
         role=vllm_config.kv_transfer_config.kv_role,
         model_hash=_model_hash(model),
         model=str(model.served_model_name or model.model)[:512],
-        kv_dtype=str(spec.dtype).removeprefix("torch."),
+        kv_dtype=_kv_dtype(str(vllm_config.cache_config.cache_dtype), spec),
         page_format=_page_format(vllm_config, layer_names),
         layout=layout,
         pipeline_parallel_size=int(parallel.pipeline_parallel_size),
@@ -215,6 +235,13 @@ def side_facts(vllm_config: Any, kv_cache_config: Any, layer_names: tuple[str, .
 def finished_normally(request: Any) -> bool:
     """Tell whether a finished request ran to its end, so that its prompt's KV is complete."""
     return request.status.name in _NORMAL_ENDS
+
+
+def _kv_dtype(cache_dtype: str, spec: Any) -> str:
+    """Return what the bytes mean. The tensors' own type doesn't tell: vLLM keeps every kind of fp8 as uint8."""
+    if cache_dtype == "auto":
+        return str(spec.dtype).removeprefix("torch.")
+    return "fp8_e4m3" if cache_dtype == "fp8" else cache_dtype
 
 
 def _model_hash(model: Any) -> str:

@@ -40,13 +40,15 @@ class ConnectorConfig(BaseModel):
     request_timeout_s: float = Field(
         default=60.0,
         gt=0,
-        description="A decode request whose KV has not arrived by then ends by kv_load_failure_policy.",
+        description="A decode request whose KV has not arrived by then asks the writer to stop, and ends by "
+        "kv_load_failure_policy once it has confirmed or cancel_grace_s is over.",
     )
     cancel_grace_s: float = Field(
         default=5.0,
         gt=0,
-        description="How long, after the timeout, decode keeps the blocks until the writer confirms that nothing is "
-        "in flight.",
+        description="How long a request that failed or was cancelled keeps decode's blocks at most, while the writer "
+        "has not confirmed that it stopped; also how long prefill waits after a failed write before it confirms. A "
+        "writer that does not answer in this time may still finish the one batch in flight.",
     )
     lease_s: float = Field(
         default=120.0,

@@ -238,6 +238,8 @@ class DecodeWorker:
         self._act(self._requests.peer_lost(address, detail, time.monotonic()))
 
     def _hang_up(self, address: str) -> None:
+        # Pulls that were sent since the line broke are lost with it.
+        self._lose(address, f"the connection to {address} stayed broken")
         line = self._lines.pop(address)
         self._loop.unwatch(line.socket)
         self._loop.unwatch(line.monitor)

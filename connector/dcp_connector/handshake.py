@@ -15,8 +15,8 @@ from dcp_connector.wire import PROTOCOL_VERSION, Layout, Page
 
 #: HTTP header that authenticates a topology.
 SIGNATURE_HEADER = "X-DCP-Signature"
-#: Longest topology that is read: 1,000 ranks of 200 layers stay below it.
-MAX_TOPOLOGY_BYTES = 64 * 1024 * 1024
+#: Longest topology that is read: 400 ranks of 200 layers stay below it.
+MAX_TOPOLOGY_BYTES = 16 * 1024 * 1024
 
 _Text = Annotated[str, msgspec.Meta(max_length=512)]
 
@@ -228,6 +228,11 @@ def _opaque_mismatches(prefill: Topology, decode: RankFacts) -> list[str]:
     remedy = "its attention backend packs a page's tokens together, so only equal layouts can exchange whole pages"
     if prefill.side.layout != decode.side.layout:
         found.append(f"layout: prefill has {prefill.side.layout}, decode has {decode.side.layout}; {remedy}")
+    if prefill.side.layout.dcp_size > 1 or decode.side.layout.dcp_size > 1:
+        found.append(
+            f"DCP size: prefill has {prefill.side.layout.dcp_size}, decode has {decode.side.layout.dcp_size}, and "
+            "whole pages need 1; use an attention backend that supports DCP on both roles"
+        )
     theirs = _layers(prefill)
     for name in sorted(theirs.keys() & decode.pages.keys()):
         shape_p, shape_d = _page_shape(theirs[name]), _page_shape(decode.pages[name])

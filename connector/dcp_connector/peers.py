@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 MAX_PEERS = 1024
 #: Pause before a bootstrap server that names another engine id is asked once more.
 _SECOND_LOOK_S = 0.25
+#: For so long a failed look-up answers the next ones too, so that a dead or outdated address is cheap under load.
+_FAILURE_LASTS_S = 1.5
 _NUM_GATES = 64
 
 
@@ -53,8 +55,9 @@ class PeerBook:
         self._lock = threading.Lock()
         self._topologies: OrderedDict[str, Topology] = OrderedDict()
         self._verdicts: OrderedDict[tuple[str, str], Peer | PeerError] = OrderedDict()
+        # By address, and by address and engine id where only that id is outdated.
+        self._failures: OrderedDict[tuple[str, str | None], tuple[float, PeerError]] = OrderedDict()
         # Addresses come from requests, so there may be any number of them: the locks are shared out by hash.
-        self._failures: OrderedDict[str, tuple[float, PeerError]] = OrderedDict()
         self._gates = [threading.Lock() for _ in range(_NUM_GATES)]
 
     def known(self, origin: str, engine_id: str | None) -> Peer | None:
@@ -93,40 +96,59 @@ class PeerBook:
         about to restart, and then the load fails at once instead of waiting for a deadline.
         """
         asked = time.monotonic()
+        known = self._remembered(origin, engine_id, asked)
+        if known is not None:
+            return known
         with self._gates[hash(origin) % _NUM_GATES]:
-            with self._lock:
-                cached = self._cached(origin, engine_id)
-                failed_at, failure = self._failures.get(origin, (0.0, None))
-            if cached is not None:
-                return cached
-            if failure is not None and failed_at >= asked:
-                # It failed for someone else while we waited for our turn: a dead address costs one timeout, not many.
-                raise PeerError(failure.reason, failure.detail)
+            # Someone else may have asked while we waited for our turn: a dead address costs one timeout, not many.
+            known = self._remembered(origin, engine_id, asked)
+            if known is not None:
+                return known
             topology = self._fetch(origin)
             if engine_id not in (None, topology.side.engine_id):
                 time.sleep(_SECOND_LOOK_S)
                 topology = self._fetch(origin)
             if engine_id not in (None, topology.side.engine_id):
-                raise PeerError(
+                stale = PeerError(
                     Reason.STALE_ENGINE_ID,
                     f"the request names engine {engine_id}, but {origin} is engine {topology.side.engine_id} now: "
                     "the router holds an outdated engine id",
                 )
-            with self._lock:
-                self._topologies[origin] = topology
-                while len(self._topologies) > MAX_PEERS:
-                    self._topologies.popitem(last=False)
+                self._remember_failure(origin, engine_id, stale)
+                raise stale
             return topology
 
+    def _remembered(self, origin: str, engine_id: str | None, asked: float) -> Topology | None:
+        """Return the topology if it is known. Raises PeerError if finding it failed a moment ago, or since `asked`."""
+        since = min(asked, time.monotonic() - _FAILURE_LASTS_S)
+        with self._lock:
+            cached = self._cached(origin, engine_id)
+            if cached is not None:
+                return cached
+            failures = [self._failures.get((origin, which)) for which in (None, engine_id)]
+        for found in failures:
+            if found is not None and found[0] > since:
+                raise PeerError(found[1].reason, found[1].detail)
+        return None
+
     def _fetch(self, origin: str) -> Topology:
+        """Ask the server; what it answers is kept, whichever engine it is. Raises PeerError."""
         try:
-            return fetch_topology(origin, self._secret)
+            topology = fetch_topology(origin, self._secret)
         except PeerError as error:
-            with self._lock:
-                self._failures[origin] = time.monotonic(), error
-                while len(self._failures) > MAX_PEERS:
-                    self._failures.popitem(last=False)
+            self._remember_failure(origin, None, error)
             raise
+        with self._lock:
+            self._topologies[origin] = topology
+            while len(self._topologies) > MAX_PEERS:
+                self._topologies.popitem(last=False)
+        return topology
+
+    def _remember_failure(self, origin: str, engine_id: str | None, error: PeerError) -> None:
+        with self._lock:
+            self._failures[origin, engine_id] = time.monotonic(), error
+            while len(self._failures) > MAX_PEERS:
+                self._failures.popitem(last=False)
 
     def _cached(self, origin: str, engine_id: str | None) -> Topology | None:
         topology = self._topologies.get(origin)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: Messages that are taken in one go; timers and finished writes come in between, whatever peers send.
+_PORTION = 64
 #: How often refused messages of one kind are logged.
 _LOG_EVERY_S = 10.0
 
@@ -125,8 +127,8 @@ class PrefillWorker:
         self._loop.call(lambda: self._act(self._requests.written(transfer_id, pull_id, result, time.monotonic())))
 
     def _receive(self) -> None:
-        """Take every message that is there; whatever it holds, the next one is taken too."""
-        while True:
+        """Take a portion of what is there; whatever a message holds, the next one is taken too."""
+        for _ in range(_PORTION):
             try:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:

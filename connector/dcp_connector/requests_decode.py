@@ -5,8 +5,9 @@
     Failed from one, deadline, abort, peer lost ─> Send(Cancel) to the others ─> each settled, or the grace is over
                                                                                └─> Finished (failed or aborted)
 
-The blocks belong to the writers from the first Pull until the last source is settled, so that a late write never lands
-in a block that vLLM gave to someone else. A request is reported finished exactly once, and only if it was loaded here.
+The blocks belong to the writers from the first Pull until the last source is settled or the grace is over. So a late
+write can only land in a block that vLLM gave to someone else if its writer didn't answer in time. A request is reported
+finished exactly once, and only if it was loaded here.
 """
 
 import heapq

@@ -164,9 +164,8 @@ class Sender:
         except LayoutError as error:
             return Written(0, PeerError(Reason.INCOMPATIBLE, str(error)))
         except TransferError as error:
-            if error.maybe_in_flight:
-                # The batch timed out: give stragglers time before decode is told that nothing is in flight.
-                time.sleep(self._config.cancel_grace_s)
+            # Give stragglers time before decode is told that nothing is in flight.
+            time.sleep(self._config.cancel_grace_s)
             return Written(0, PeerError(Reason.TRANSFER_ERROR, str(error)))
         except Exception as error:
             logger.exception("dcp: writing for %s failed unexpectedly", pull.pull_id)
@@ -191,7 +190,14 @@ class Sender:
             raise PeerError(
                 Reason.INCOMPATIBLE, f"prefill rank {self._tp_rank} is no source of rank {pull.decode_rank}"
             )
-        layers = tuple(self._index[name] for name in pull.pages if name in self._index)
+        unknown = sorted(pull.pages.keys() - self._index.keys())
+        if unknown or not pull.pages:
+            raise PeerError(
+                Reason.INCOMPATIBLE,
+                f"decode asks for {len(pull.pages)} layers, of which prefill rank {self._tp_rank} doesn't have "
+                f"{unknown[:4]}",
+            )
+        layers = tuple(self._index[name] for name in pull.pages)
         pages = tuple((self._layers[i].page, page_layout(pull.pages[self._layers[i].name], decode)) for i in layers)
         src_heads = self._side.local_heads(self._tp_rank, mine.heads)
         dst_heads = decode.local_heads(pull.decode_rank, mine.heads)

@@ -9,6 +9,8 @@ from dcp_connector.wire import MAX_FRAME_BYTES
 
 Socket = zmq.Socket[bytes]
 
+#: Messages of one peer that wait on a prefill rank; more stay with the peer.
+_LISTENER_QUEUE = 64
 #: A frozen or unreachable host breaks the connection after this, instead of at the request's deadline.
 _HEARTBEAT_MS = 5_000
 _HEARTBEAT_TIMEOUT_MS = 15_000
@@ -19,6 +21,7 @@ def open_listener(host: str) -> tuple[Socket, str]:
     sock = _open(zmq.ROUTER, host)
     # A decode rank that reconnects takes its old identity over, so that answers still reach it.
     sock.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    sock.setsockopt(zmq.RCVHWM, _LISTENER_QUEUE)
     shown = f"tcp://[{host}]" if ":" in host else f"tcp://{host}"
     try:
         return sock, f"{shown}:{sock.bind_to_random_port(shown)}"

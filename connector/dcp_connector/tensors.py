@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     Bytes = npt.NDArray[np.uint8]
 
 
+#: torch's device types whose memory can be registered, read and waited for. ROCm calls itself cuda.
+_DEVICES = ("cpu", "cuda")
+
+
 class Storage(Protocol):
     """torch.UntypedStorage, as far as it is used."""
 
@@ -76,6 +80,11 @@ def describe(name: str, tensor: Tensor, side: SideLayout, num_blocks: int) -> La
     strides give the physical order. `num_blocks` are the scheduler's blocks; the tensor may cut each into several.
     Raises StartupError for anything else: an unknown layout must not be guessed.
     """
+    if str(tensor.device).partition(":")[0] not in _DEVICES:
+        raise StartupError(
+            f"the KV tensor of {name} is on device {tensor.device}; this connector moves memory of cpu or cuda (also "
+            "ROCm's) only"
+        )
     shape, stride, item = tuple(tensor.shape), tuple(tensor.stride()), tensor.element_size()
     if len(shape) == 3:
         shape, stride = (shape[0], 1, *shape[1:]), (stride[0], stride[0], *stride[1:])

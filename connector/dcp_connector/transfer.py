@@ -19,16 +19,14 @@ _LIMITS = {
     "MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER": "65535",
     "MC_TCP_ADMISSION_TIMEOUT_MS": "60000",
 }
-#: A call that took this long failed by timeout, and parts of it may still be under way (Mooncake issue 4247).
-_SUSPECT_S = 4.0
 
 
 class TransferError(ConnectorError):
-    """The TransferEngine refused or failed a batch. `maybe_in_flight` tells that a part may still arrive later."""
+    """The TransferEngine failed a batch. Parts of it may still arrive later.
 
-    def __init__(self, words: str, *, maybe_in_flight: bool = False) -> None:
-        super().__init__(words)
-        self.maybe_in_flight = maybe_in_flight
+    Mooncake reports a batch failed at its first failed descriptor, or at its timeout, while others are under way (its
+    issue 4247).
+    """
 
 
 class Transport(Protocol):
@@ -71,15 +69,14 @@ class MooncakeTransport:
             )
 
     def write(self, segment: str, src: Sequence[int], dst: Sequence[int], length: Sequence[int]) -> None:
-        """Write one batch and wait for it. Raises TransferError; then none, some or all of it may have been written."""
+        """Write one batch and wait for it. Raises TransferError; then any part of it may be written, now or later."""
         started = time.monotonic()
         code = self._engine.batch_transfer_sync_write(segment, src, dst, length)
         if code != 0:
             took = time.monotonic() - started
             raise TransferError(
                 f"a batch of {len(length)} descriptors, {sum(length)} bytes to {segment} failed after {took:.1f} s "
-                f"(code {code}); Mooncake's own log on stderr says why",
-                maybe_in_flight=took > _SUSPECT_S,
+                f"(code {code}); Mooncake's own log on stderr says why"
             )
 
 

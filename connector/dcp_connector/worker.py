@@ -142,7 +142,9 @@ class WorkerSide:
             self._report.received[over.load.request_id] = over.reason
             if over.reason is not None and not over.aborted:
                 # From the first fetched block on nothing counts as computed. Earlier ones may be shared and are good.
-                self._failed_blocks.update(over.load.block_ids[over.load.start // self._virtual_block_size :])
+                # 0 is vLLM's null block: it stands for no block, in any number of tables.
+                fetched = over.load.block_ids[over.load.start // self._virtual_block_size :]
+                self._failed_blocks.update(block for block in fetched if block)
         return sent, received
 
     def take_failed_blocks(self) -> set[int]:
