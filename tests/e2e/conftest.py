@@ -1,14 +1,15 @@
 """Fixtures of the end-to-end tests: the line in the local cluster, and engines outside it."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
-from devcluster import release, startup
+from devcluster import release
 from devcluster.engine import environment
-from devcluster.files import locked
-from devcluster.paths import this_cache
+from devcluster.paths import CHECKOUT, this_cache
 from devcluster.progress import Progress
 from devcluster.tools import Tools
 from devcluster.workloads import models_claim
@@ -24,8 +25,8 @@ _NAMESPACE = "dcp-e2e"
 def line() -> Iterator[Line]:
     """The running cluster with this checkout's operator installed, and an empty namespace that holds the models."""
     cache, log = this_cache(), Progress()
-    with locked(cache.locks / "cluster.lock", log, "the local cluster"):
-        startup.up(cache, log, lambda: environment.ensure_engine_environment(cache.root, log))
+    # A process of its own, as for a user: the node's components are not the tests' children.
+    subprocess.run([sys.executable, "-m", "devcluster", "up", "--with-engine"], cwd=CHECKOUT, check=True)
     models = environment.ensure_models(cache.root, log)
     release.load_operator_image(cache, log)
     tools = Tools(cache)
