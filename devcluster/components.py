@@ -124,18 +124,13 @@ def _apiserver(paths: ClusterPaths, installed: Installed) -> Component:
 
 
 def _controller_manager(paths: ClusterPaths, installed: Installed) -> Component:
-    port = settings.CONTROLLER_MANAGER
-    kubeconfig = pki.kubeconfig_path(paths, pki.CONTROLLER_MANAGER)
-    return Component(
+    return _controller(
+        paths,
+        installed,
         CONTROLLER_MANAGER,
+        pki.CONTROLLER_MANAGER,
+        settings.CONTROLLER_MANAGER,
         (
-            str(installed.kubernetes / CONTROLLER_MANAGER),
-            f"--kubeconfig={kubeconfig}",
-            f"--authentication-kubeconfig={kubeconfig}",
-            f"--authorization-kubeconfig={kubeconfig}",
-            f"--bind-address={port.address}",
-            f"--secure-port={port.number}",
-            f"--cert-dir={paths.serving}",
             f"--root-ca-file={paths.pki / 'ca.crt'}",
             f"--service-account-private-key-file={paths.pki / 'sa.key'}",
             f"--cluster-signing-cert-file={paths.pki / 'ca.crt'}",
@@ -143,27 +138,35 @@ def _controller_manager(paths: ClusterPaths, installed: Installed) -> Component:
             # The kubelet's configuration names the same folder; the default lies in /usr/libexec.
             f"--flex-volume-plugin-dir={paths.kubelet / 'volume-plugins'}",
             "--use-service-account-credentials",
-            "--leader-elect=false",
-            "--profiling=false",
-            *_CLIENT_LIMITS,
         ),
-        health=f"{_url(port, 'https')}/healthz",
     )
 
 
 def _scheduler(paths: ClusterPaths, installed: Installed) -> Component:
-    port = settings.SCHEDULER
-    kubeconfig = pki.kubeconfig_path(paths, pki.SCHEDULER)
+    return _controller(paths, installed, SCHEDULER, pki.SCHEDULER, settings.SCHEDULER, ())
+
+
+def _controller(
+    paths: ClusterPaths,
+    installed: Installed,
+    program: str,
+    identity: pki.Identity,
+    port: settings.Port,
+    own_flags: tuple[str, ...],
+) -> Component:
+    """A client of the API server that is alone in its cluster and serves its health over TLS."""
+    kubeconfig = pki.kubeconfig_path(paths, identity)
     return Component(
-        SCHEDULER,
+        program,
         (
-            str(installed.kubernetes / SCHEDULER),
+            str(installed.kubernetes / program),
             f"--kubeconfig={kubeconfig}",
             f"--authentication-kubeconfig={kubeconfig}",
             f"--authorization-kubeconfig={kubeconfig}",
             f"--bind-address={port.address}",
             f"--secure-port={port.number}",
             f"--cert-dir={paths.serving}",
+            *own_flags,
             "--leader-elect=false",
             "--profiling=false",
             *_CLIENT_LIMITS,

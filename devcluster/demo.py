@@ -47,9 +47,7 @@ def _demo(cache: Cache, log: Log) -> int:
     with locked(cache.locks / "cluster.lock", log, "the local cluster"):
         startup.up(cache, log, lambda: environment.ensure_engine_environment(cache.root, log))
         models = environment.ensure_models(cache.root, log)
-    release.load_operator_image(cache, log)
-    tools = Tools(cache)
-    release.install(cache, tools, log)
+    tools = release.deploy(cache, log)
     _show_refusal(tools, log)
     _apply_example(tools, models, log)
     wait_until_ready(tools.kubectl, NAMESPACE, NAME, log)

@@ -44,6 +44,14 @@ def install(cache: Cache, tools: Tools, log: Log) -> None:
     )
 
 
+def deploy(cache: Cache, log: Log) -> Tools:
+    """Bring this checkout's operator into the running cluster: image, then release. Returns the cluster's tools."""
+    load_operator_image(cache, log)
+    tools = Tools(cache)
+    install(cache, tools, log)
+    return tools
+
+
 def uninstall(tools: Tools, log: Log) -> None:
     """Remove the release; the objects' definition stays, as the chart says."""
     log(f"helm uninstall {RELEASE} --namespace {NAMESPACE} --wait")

@@ -43,13 +43,10 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 def main() -> int:
     """Run the bench. Exit code 0 when all targets are reached, 1 when not, 2 with a sentence when a step failed."""
     cache, log = this_cache(), Progress()
-    tools = Tools(cache)
     try:
         with locked(cache.locks / "cluster.lock", log, "the local cluster"):
             startup.up(cache, log, lambda: None)
-        release.load_operator_image(cache, log)
-        release.install(cache, tools, log)
-        return 0 if publish("operator", _measure(cache, tools)) else 1
+        return 0 if publish("operator", _measure(cache, release.deploy(cache, log))) else 1
     except DevClusterError as error:
         print(f"bench operator: {error}", file=sys.stderr)
         return 2

@@ -11,7 +11,6 @@ from devcluster import release
 from devcluster.engine import environment
 from devcluster.paths import CHECKOUT, this_cache
 from devcluster.progress import Progress
-from devcluster.tools import Tools
 from devcluster.workloads import models_claim
 from tests.support.engines import engine_pool
 from tests.support.line import Line
@@ -28,9 +27,7 @@ def line() -> Iterator[Line]:
     # A process of its own, as for a user: the node's components are not the tests' children.
     subprocess.run([sys.executable, "-m", "devcluster", "up", "--with-engine"], cwd=CHECKOUT, check=True)
     models = environment.ensure_models(cache.root, log)
-    release.load_operator_image(cache, log)
-    tools = Tools(cache)
-    release.install(cache, tools, log)
+    tools = release.deploy(cache, log)
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": _NAMESPACE}}
     around = {"apiVersion": "v1", "kind": "List", "items": [namespace, *models_claim(_NAMESPACE, models)]}
     tools.kubectl("apply", "-f", "-", stdin=json.dumps(around))
