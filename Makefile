@@ -45,7 +45,7 @@ image: cluster-up ## Build the operator image and load it into the local cluster
 test: test-fast ## Run every test: lint, unit, property, repo, chart, cluster, end to end.
 	@$(DEVCLUSTER) up --with-engine
 	@$(PY) -m devcluster.image
-	@$(PY) -m pytest tests/contract tests/cluster tests/e2e
+	@$(PY) -m pytest tests/contract tests/differential tests/cluster tests/e2e
 	@$(PY) -m pytest tests/teardown
 
 .PHONY: test-fast
@@ -59,6 +59,10 @@ test-cluster: venv image ## Run the tests that need the local cluster.
 .PHONY: test-e2e
 test-e2e: venv image ## Run the end-to-end tests: real cluster, real engines.
 	@$(PY) -m pytest tests/e2e
+
+.PHONY: test-gpu
+test-gpu: venv ## The byte oracle on a GPU; says so where there is none.
+	@$(PY) -m tests.gpu
 
 .PHONY: lint
 lint: venv ## Check style, types and layers.
@@ -77,11 +81,15 @@ generate: venv ## Write the generated files again (CRD, reference pages).
 	@$(PY) -m devcluster.generate
 
 .PHONY: bench
-bench: bench-operator bench-connector ## Run every bench; tables here, figures in build/bench/.
+bench: bench-operator bench-admission bench-connector ## Run every bench; tables here, figures in build/bench/.
 
 .PHONY: bench-operator
 bench-operator: venv image ## Apply-to-pods time, webhook latency, steady-state writes.
 	@$(PY) -m tests.bench.operator
+
+.PHONY: bench-admission
+bench-admission: venv ## Webhook latency over HTTPS with 50 clients; no cluster needed.
+	@$(PY) -m tests.bench.admission
 
 .PHONY: bench-connector
 bench-connector: venv ## Transfer rates beside one large TransferEngine transfer.

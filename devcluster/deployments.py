@@ -19,11 +19,11 @@ _POLL_S = 1.0
 
 
 def condition(resource: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Return one condition of an object's status; an empty one that is Unknown where it is missing."""
+    """Return one condition of an object's status; one that is Unknown where it is missing."""
     for entry in resource.get("status", {}).get("conditions", []):
         if entry["type"] == kind:
             return entry
-    return {"type": kind, "status": "Unknown", "reason": "Missing", "message": ""}
+    return {"type": kind, "status": "Unknown", "reason": "Missing", "message": "the operator has not judged it yet"}
 
 
 def is_ready(resource: dict[str, Any]) -> bool:
@@ -86,11 +86,16 @@ def pod_addresses(kubectl: Kubectl, namespace: str, name: str, role: str) -> lis
 
 
 def read_movement(kubectl: Kubectl, namespace: str, name: str) -> Movement:
-    """Read the engines' own counters (metric names of vLLM 0.32 and of the connector)."""
-    prefill = [
-        scrape(f"http://{ip}:{ENGINE_PORT}/metrics") for ip in pod_addresses(kubectl, namespace, name, "prefill")
-    ]
-    decode = [scrape(f"http://{ip}:{ENGINE_PORT}/metrics") for ip in pod_addresses(kubectl, namespace, name, "decode")]
+    """Read the counters of a deployment's engines."""
+
+    def pages(role: str) -> list[str]:
+        return [scrape(f"http://{ip}:{ENGINE_PORT}/metrics") for ip in pod_addresses(kubectl, namespace, name, role)]
+
+    return count_movement(pages("prefill"), pages("decode"))
+
+
+def count_movement(prefill: list[str], decode: list[str]) -> Movement:
+    """Sum up metrics pages of engines of both roles (metric names of vLLM 0.32 and of the connector)."""
 
     def over(pages: list[str], metric: str, **labels: str) -> float:
         return sum(total(page, metric, **labels) for page in pages)

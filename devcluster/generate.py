@@ -13,6 +13,7 @@ import sys
 from dcp_operator.api.crd import crd
 from dcp_operator.cli.crds import crd_yaml
 from devcluster.errors import DevClusterError
+from devcluster.models_page import models_page
 from devcluster.paths import CHECKOUT, this_cache
 from devcluster.reference_pages import api_page, chart_page, connector_page, metrics_page, rules_page
 from devcluster.shell import run
@@ -51,6 +52,7 @@ def generated_files() -> dict[str, str]:
         "docs/reference/rules.md": rules_page(),
         "docs/reference/connector.md": connector_page(),
         "docs/reference/metrics.md": metrics_page(),
+        "docs/reference/models.md": models_page(),
         "docs/reference/chart.md": chart_page((CHECKOUT / "charts/dcp-disagg/values.yaml").read_text()),
     }
     return files | {path: requirements_text(arguments) for path, arguments in _EXPORTS.items()}

@@ -31,6 +31,13 @@ if TYPE_CHECKING:
     class KVConnectorHandshakeMetadata:
         """What one worker tells the scheduler's instance once, after start."""
 
+    class KVConnectorTransferResults:
+        """Requests whose transfers ended on a worker; failed receives are also among the finished ones."""
+
+        def __init__(
+            self, finished_sending: set[str], finished_recving: set[str], failed_recving: set[str]
+        ) -> None: ...
+
     class KVConnectorStats:
         """Counters on their way to the front end."""
 
@@ -53,6 +60,7 @@ if TYPE_CHECKING:
 
         _counter_cls: Any
         _gauge_cls: Any
+        _histogram_cls: Any
 
     class CacheHitSource(Enum):
         """Where KV that an engine didn't compute came from."""
@@ -77,6 +85,7 @@ else:
         KVConnectorHandshakeMetadata,
         KVConnectorMetadata,
         KVConnectorRole,
+        KVConnectorTransferResults,
         KVConnectorWorkerMetadata,
         SupportsHMA,
     )
@@ -91,6 +100,7 @@ __all__ = [
     "KVConnectorPromMetrics",
     "KVConnectorRole",
     "KVConnectorStats",
+    "KVConnectorTransferResults",
     "KVConnectorWorkerMetadata",
     "SupportsHMA",
 ]

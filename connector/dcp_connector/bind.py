@@ -34,6 +34,11 @@ class Copies:
     dst: IntArray
     length: IntArray
 
+    @staticmethod
+    def single(src: int, dst: int, length: int) -> Copies:
+        """Return one copy."""
+        return Copies(*(np.array([value], dtype=np.int64) for value in (src, dst, length)))
+
     def __len__(self) -> int:
         return len(self.length)
 

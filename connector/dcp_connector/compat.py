@@ -2,15 +2,18 @@
 
 Supported: 0.32 and 0.33 (`SUPPORTED`). What is read, and where it lives there:
 
-    vllm_config.kv_transfer_config   engine_id, kv_role, kv_connector_extra_config            config/kv_transfer.py
-    vllm_config.parallel_config      tensor/pipeline/data/prefill-context/decode-context sizes,
-                                     cp_kv_cache_interleave_size                              config/parallel.py
+    vllm_config.kv_transfer_config   engine_id, kv_role, kv_connector_extra_config,
+                                     kv_load_failure_policy                                   config/kv_transfer.py
+    vllm_config.parallel_config      tensor/pipeline/prefill-context/decode-context sizes,
+                                     cp_kv_cache_interleave_size, data_parallel_rank_local,
+                                     data_parallel_size_local                                 config/parallel.py
     vllm_config.model_config         hf_text_config, dtype, quantization, use_mla,
                                      get_total_num_kv_heads()                                 config/model.py
     vllm_config.compilation_config   static_forward_context: layer name -> layer with .impl   config/compilation.py
     vllm_config.cache_config         cache_dtype                                              config/cache.py
     kv_cache_config                  num_blocks, kv_cache_groups[0].kv_cache_spec: its class,
-                                     block_size, dtype, dcp_sharded                           v1/kv_cache_interface.py
+                                     block_size, dtype, dcp_sharded, head_size, head_size_v,
+                                     state_content_bytes, tokens_per_state, kv_cache_specs    v1/kv_cache_interface.py
     distributed.parallel_state       get_tp_group(), get_pp_group(): this worker's ranks
     request.status                   the names of the finished states                         v1/request.py
     logging.getLogger("vllm")        its handlers and level                                   logger.py
@@ -33,6 +36,7 @@ from dcp_connector.config import SECRET_FILE_ENV, ConnectorConfig
 from dcp_connector.errors import StartupError
 from dcp_connector.geometry import GeometryError
 from dcp_connector.handshake import SideFacts, side_layout
+from dcp_connector.keys import KeyFile
 from dcp_connector.wire import Layout
 
 if TYPE_CHECKING:
@@ -40,8 +44,6 @@ if TYPE_CHECKING:
 
 #: vLLM versions (major, minor) that this connector is tested with.
 SUPPORTED = ((0, 32), (0, 33))
-#: Shortest control secret that is accepted, in bytes.
-MIN_SECRET_BYTES = 16
 
 #: Classes of KV-cache specs that are served, not their subclasses: those keep other tokens, or keep them elsewhere.
 _SPECS = ("FullAttentionSpec", "MLAAttentionSpec")
@@ -106,25 +108,14 @@ def read_config(vllm_config: Any) -> ConnectorConfig:
         raise StartupError(f"kv_connector_extra_config is wrong: {problems}") from None
 
 
-def read_secret(environ: Mapping[str, str]) -> bytes:
-    """Return the control channel's secret from the file that the environment names. Raises StartupError."""
+def read_secret(environ: Mapping[str, str]) -> KeyFile:
+    """Return the control channel's keys, from the file that the environment names. Raises StartupError."""
     path = environ.get(SECRET_FILE_ENV)
     if not path:
         raise StartupError(
             f"{SECRET_FILE_ENV} is not set: it has to name the file with the secret that prefill and decode share"
         )
-    try:
-        secret = Path(path).read_bytes().strip()
-    except OSError as error:
-        raise StartupError(
-            f"the control secret {path} ({SECRET_FILE_ENV}) can't be read: {error.strerror}; mount the secret there"
-        ) from error
-    if len(secret) < MIN_SECRET_BYTES:
-        raise StartupError(
-            f"the control secret {path} has {len(secret)} bytes, it needs at least {MIN_SECRET_BYTES}: "
-            "make one with `head -c 32 /dev/urandom | base64`"
-        )
-    return secret
+    return KeyFile(Path(path))
 
 
 def host_address() -> str:
@@ -138,19 +129,9 @@ def host_address() -> str:
 def check_supported(vllm_config: Any, kv_cache_config: Any) -> None:
     """Raise StartupError for a deployment that this version of the connector can't serve."""
     parallel = vllm_config.parallel_config
-    role = vllm_config.kv_transfer_config.kv_role
     if parallel.prefill_context_parallel_size > 1:
         raise StartupError(
             f"prefill context parallel size is {parallel.prefill_context_parallel_size}; this connector needs 1"
-        )
-    if parallel.data_parallel_size > 1:
-        raise StartupError(
-            f"data parallel size is {parallel.data_parallel_size}; this connector needs 1: use more replicas instead"
-        )
-    if parallel.pipeline_parallel_size > 1 and role != "kv_producer":
-        raise StartupError(
-            f"pipeline parallel size is {parallel.pipeline_parallel_size} on a {role}; "
-            "this connector needs 1 on an engine that decodes"
         )
     groups = len(kv_cache_config.kv_cache_groups)
     if groups != 1:
@@ -158,7 +139,15 @@ def check_supported(vllm_config: Any, kv_cache_config: Any) -> None:
             f"the model has {groups} KV-cache groups; this connector serves models with one "
             "(--disable-hybrid-kv-cache-manager can make it one)"
         )
-    _check_spec(kv_cache_config.kv_cache_groups[0].kv_cache_spec, int(parallel.decode_context_parallel_size))
+    for spec in _layer_specs(kv_cache_config.kv_cache_groups[0].kv_cache_spec):
+        _check_spec(spec, int(parallel.decode_context_parallel_size))
+
+
+def _layer_specs(spec: Any) -> tuple[Any, ...]:
+    """Return the specs of a group's layers: one for all, or one for each where their pages differ in size."""
+    if type(spec).__name__ == "UniformTypeKVCacheSpecs":
+        return tuple(spec.kv_cache_specs.values())
+    return (spec,)
 
 
 def _check_spec(spec: Any, dcp_size: int) -> None:
@@ -169,6 +158,11 @@ def _check_spec(spec: Any, dcp_size: int) -> None:
         )
     if getattr(spec, "dtype", None) is None:
         raise StartupError(f"the KV cache is a {kind} without a data type, which this connector doesn't understand")
+    states = getattr(spec, "tokens_per_state", 1)
+    if states != 1:
+        raise StartupError(
+            f"the KV cache is a {kind} that keeps {states} tokens in one entry; this connector serves one in each"
+        )
     if dcp_size > 1 and not getattr(spec, "dcp_sharded", False):
         raise StartupError(
             f"the KV cache is a {kind} whose tokens are not dealt out to the {dcp_size} ranks of a DCP group: "
@@ -181,10 +175,25 @@ def engine_id(vllm_config: Any) -> str:
     return str(vllm_config.kv_transfer_config.engine_id)
 
 
+def local_data_parallel_rank(vllm_config: Any) -> int:
+    """Return this engine core's number among the data-parallel ranks of its pod; 0 without data parallelism."""
+    return int(vllm_config.parallel_config.data_parallel_rank_local or 0)
+
+
+def local_data_parallel_size(vllm_config: Any) -> int:
+    """Return the number of data-parallel ranks of this pod; 1 without data parallelism."""
+    return int(vllm_config.parallel_config.data_parallel_size_local or 1)
+
+
 def roles(vllm_config: Any) -> tuple[bool, bool]:
     """Return (is producer, is consumer)."""
     transfer = vllm_config.kv_transfer_config
     return bool(transfer.is_kv_producer), bool(transfer.is_kv_consumer)
+
+
+def recomputes(vllm_config: Any) -> bool:
+    """Tell whether vLLM computes a request itself whose KV could not be loaded; else it ends with an error."""
+    return vllm_config.kv_transfer_config.kv_load_failure_policy == "recompute"
 
 
 def virtual_block_size(vllm_config: Any, kv_cache_config: Any) -> int:
@@ -220,15 +229,17 @@ def side_facts(vllm_config: Any, kv_cache_config: Any, layer_names: tuple[str, .
         side_layout(layout)
     except GeometryError as error:
         raise StartupError(f"this engine's parallel layout can't be served: {error}") from error
+    page_format = _page_format(vllm_config, layer_names)
     return SideFacts(
         engine_id=engine_id(vllm_config),
         role=vllm_config.kv_transfer_config.kv_role,
         model_hash=_model_hash(model),
         model=str(model.served_model_name or model.model)[:512],
-        kv_dtype=_kv_dtype(str(vllm_config.cache_config.cache_dtype), spec),
-        page_format=_page_format(vllm_config, layer_names),
+        kv_dtype=_kv_dtype(str(vllm_config.cache_config.cache_dtype), _layer_specs(spec)),
+        page_format=page_format,
         layout=layout,
         pipeline_parallel_size=int(parallel.pipeline_parallel_size),
+        key_bytes=_key_bytes(_layer_specs(spec)) if page_format == "rows" else 0,
     )
 
 
@@ -237,11 +248,22 @@ def finished_normally(request: Any) -> bool:
     return request.status.name in _NORMAL_ENDS
 
 
-def _kv_dtype(cache_dtype: str, spec: Any) -> str:
+def _kv_dtype(cache_dtype: str, specs: tuple[Any, ...]) -> str:
     """Return what the bytes mean. The tensors' own type doesn't tell: vLLM keeps every kind of fp8 as uint8."""
     if cache_dtype == "auto":
-        return str(spec.dtype).removeprefix("torch.")
+        return " and ".join(sorted({str(spec.dtype).removeprefix("torch.") for spec in specs}))
     return "fp8_e4m3" if cache_dtype == "fp8" else cache_dtype
+
+
+def _key_bytes(specs: tuple[Any, ...]) -> int:
+    """Return the bytes of the key in an entry of a key and a value; 0 where entries can't be cut in two alike."""
+    found = {
+        0
+        if getattr(spec, "state_content_bytes", None) is not None or not getattr(spec, "head_size_v", 0)
+        else int(spec.head_size) * int(getattr(spec.dtype, "itemsize", 0))
+        for spec in specs
+    }
+    return found.pop() if len(found) == 1 else 0
 
 
 def _model_hash(model: Any) -> str:

@@ -32,7 +32,11 @@ class ConnectorConfig(BaseModel):
         default="", description="RDMA devices to use, comma separated; empty lets Mooncake choose."
     )
     bootstrap_port: int = Field(
-        default=DEFAULT_BOOTSTRAP_PORT, ge=1, le=65535, description="Port of /query, /v1/topology and /readyz."
+        default=DEFAULT_BOOTSTRAP_PORT,
+        ge=1,
+        le=65535,
+        description="Port of /query, /v1/topology, /readyz, /healthz. Data-parallel rank i of a pod listens i ports "
+        "further on.",
     )
     api_port: int = Field(
         default=DEFAULT_API_PORT, ge=1, le=65535, description="The engine's own HTTP port, for /readyz."
@@ -40,15 +44,15 @@ class ConnectorConfig(BaseModel):
     request_timeout_s: float = Field(
         default=60.0,
         gt=0,
-        description="A decode request whose KV has not arrived by then asks the writer to stop, and ends by "
-        "kv_load_failure_policy once it has confirmed or cancel_grace_s is over.",
+        description="A decode request whose KV has not arrived by then asks the writers to stop, and ends by "
+        "kv_load_failure_policy once they have confirmed or cancel_grace_s is over.",
     )
     cancel_grace_s: float = Field(
         default=5.0,
         gt=0,
-        description="How long a request that failed or was cancelled keeps decode's blocks at most, while the writer "
-        "has not confirmed that it stopped; also how long prefill waits after a failed write before it confirms. A "
-        "writer that does not answer in this time may still finish the one batch in flight.",
+        description="How long a request that failed or was cancelled waits at most for its writers to confirm that "
+        "they stopped. It ends then; blocks of a writer that has not answered stay out of use until it answers, or "
+        "its process has ended, or 360 s after the request's deadline. Writers are asked again after each such time.",
     )
     lease_s: float = Field(
         default=120.0,
@@ -56,7 +60,14 @@ class ConnectorConfig(BaseModel):
         description="How long prefill holds a finished prompt's blocks for a decode engine that never asks.",
     )
     staging_bytes: int = Field(
-        default=256 * _MIB, ge=_MIB, description="Registered staging memory of one prefill rank, for packed transfers."
+        default=256 * _MIB,
+        ge=_MIB,
+        description="Registered staging memory of one rank at most: prefill gathers rows in it, decode receives them "
+        "in it. A rank that does both has it twice.",
+    )
+    staging_memory: Literal["device", "host"] = Field(
+        default="device",
+        description="Where staging memory of KV caches on a device lies: beside them, or in page-locked host memory.",
     )
     max_batch_descriptors: int = Field(
         default=512,
@@ -64,12 +75,20 @@ class ConnectorConfig(BaseModel):
         le=1024,
         description="Descriptors in one TransferEngine batch (3,000 fail, 4,000 wedge a TCP session).",
     )
-    max_batch_bytes: int = Field(default=128 * _MIB, ge=_MIB, description="Bytes in one TransferEngine batch.")
-    transfer_threads: int = Field(
-        default=4, ge=1, le=64, description="Transfers that one prefill rank runs at the same time."
+    max_batch_bytes: int = Field(
+        default=128 * _MIB, ge=_MIB, le=1024 * _MIB, description="Bytes in one TransferEngine batch."
     )
-    path: Literal["auto", "direct", "pack"] = Field(
-        default="auto", description="Transfer path; auto chooses per rank pair by fragment size and transport."
+    transfer_threads: int = Field(
+        default=4,
+        ge=1,
+        le=64,
+        description="Transfers that one prefill rank runs at the same time. With two or more, one is left to others "
+        "however many ranks of a decode engine are frozen.",
+    )
+    path: Literal["auto", "direct", "pack", "scatter"] = Field(
+        default="auto",
+        description="Transfer path; auto chooses per rank pair by fragment size and transport. Prefill's choice "
+        "counts; scatter needs a decode side that is not set to another path.",
     )
     allow_unsupported_vllm: bool = Field(
         default=False, description="Start with a vLLM version that this connector was not tested with."

@@ -20,16 +20,18 @@ from dcp_connector._vllm import (
     KVConnectorPromMetrics,
     KVConnectorRole,
     KVConnectorStats,
+    KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
 from dcp_connector.bootstrap import BootstrapServer
 from dcp_connector.handshake import RankFacts, assemble
+from dcp_connector.health import RankWatch
 from dcp_connector.prometheus import DCPPromMetrics, DCPStats
 from dcp_connector.scheduler import Identity, Request, SchedulerSide
 from dcp_connector.stats import Counters
 from dcp_connector.transfer import MooncakeTransport
-from dcp_connector.work import RankReport, StepWork, merge_outcomes
+from dcp_connector.work import RankReport, StepWork
 from dcp_connector.worker import WorkerSide
 
 if TYPE_CHECKING:
@@ -63,12 +65,7 @@ class Report(KVConnectorWorkerMetadata):
         """Return both workers' reports as one."""
         if not isinstance(other, Report):
             return self
-        return Report(
-            RankReport(
-                merge_outcomes(self.report.sent, other.report.sent),
-                merge_outcomes(self.report.received, other.report.received),
-            )
-        )
+        return Report(self.report.merged(other.report))
 
 
 class DCPMooncakeConnector(KVConnectorBase, SupportsHMA):
@@ -82,6 +79,8 @@ class DCPMooncakeConnector(KVConnectorBase, SupportsHMA):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._bootstrap: BootstrapServer | None = None
+        #: where the health of the pod's other data-parallel ranks is asked for, on its first one
+        self._siblings: dict[str, str] = {}
         compat.adopt_logging()
         with startup.explained():
             self._build(vllm_config, role, kv_cache_config)
@@ -95,7 +94,13 @@ class DCPMooncakeConnector(KVConnectorBase, SupportsHMA):
         host = compat.host_address()
         if role is KVConnectorRole.SCHEDULER:
             producer, consumer = compat.roles(vllm_config)
-            self._bootstrap = BootstrapServer(config.bootstrap_port, config.api_port, secret, serves_query=producer)
+            local_rank = compat.local_data_parallel_rank(vllm_config)
+            port = config.bootstrap_port + local_rank
+            if local_rank == 0:
+                # The first one answers for the pod.
+                others = range(1, compat.local_data_parallel_size(vllm_config))
+                self._siblings = {f"data-parallel rank {number}": f"127.0.0.1:{port + number}" for number in others}
+            self._bootstrap = BootstrapServer(port, config.api_port, secret, serves_query=producer)
             shown = f"[{host}]" if ":" in host else host
             self._scheduler = SchedulerSide(
                 Identity(
@@ -104,6 +109,7 @@ class DCPMooncakeConnector(KVConnectorBase, SupportsHMA):
                     is_producer=producer,
                     is_consumer=consumer,
                     virtual_block_size=compat.virtual_block_size(vllm_config, kv_cache_config),
+                    recomputes=compat.recomputes(vllm_config),
                 ),
                 self._counters,
                 new_id=lambda: f"dcp-{uuid.uuid4()}",
@@ -146,6 +152,10 @@ class DCPMooncakeConnector(KVConnectorBase, SupportsHMA):
         """See SchedulerSide.allocated."""
         self._planner.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
 
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        """See SchedulerSide.bind_blocks."""
+        self._planner.bind_blocks(gpu_block_pool)
+
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:  # noqa: ARG002 - vLLM's signature
         """See SchedulerSide.take_work."""
         return StepMetadata(self._planner.take_work())
@@ -179,8 +189,10 @@ class DCPMooncakeConnector(KVConnectorBase, SupportsHMA):
         """All workers are up: serve their addresses."""
         facts = [item.facts for item in metadata.values() if isinstance(item, Handshake)]
         assert self._bootstrap is not None, "called on the worker's instance"
+        ranks = {f"rank tp {each.tp_rank} pp {each.pp_rank}": each.health for each in facts}
+        watch = RankWatch(ranks | self._siblings)
         with startup.explained():
-            self._bootstrap.publish(assemble(uuid.uuid4().hex, facts))
+            self._bootstrap.publish(assemble(uuid.uuid4().hex, facts), watch.problems)
 
     # A worker process.
 
@@ -215,6 +227,11 @@ class DCPMooncakeConnector(KVConnectorBase, SupportsHMA):
         """See WorkerSide.finished."""
         return self._rank.finished()
 
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """See WorkerSide.finished and take_failed_requests."""
+        sent, received = self.get_finished(finished_req_ids)
+        return KVConnectorTransferResults(sent, received, self._rank.take_failed_requests())
+
     def get_block_ids_with_load_errors(self) -> set[int]:
         """See WorkerSide.take_failed_blocks."""
         return self._rank.take_failed_blocks()
@@ -246,6 +263,11 @@ class DCPMooncakeConnector(KVConnectorBase, SupportsHMA):
     ) -> KVConnectorPromMetrics:
         """Register the metrics of `stats.METRICS`."""
         return DCPPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:  # noqa: ARG003 - vLLM's signature
+        """Refuse sleep mode (0.33 asks): it maps KV memory anew, and the TransferEngine has the old one registered."""
+        return False
 
     def shutdown(self) -> None:
         """Stop threads and sockets."""

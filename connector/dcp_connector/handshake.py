@@ -4,13 +4,15 @@
 of the body (`wire.sign`). Facts come from the workers; the scheduler process only collects and serves them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
 
 from dcp_connector.errors import PeerError, Reason, StartupError
 from dcp_connector.geometry import GeometryError, PageLayout, SideLayout
+from dcp_connector.page_sets import askable, layer_of, offered
+from dcp_connector.siblings import data_parallel_rank
 from dcp_connector.wire import PROTOCOL_VERSION, Layout, Page
 
 #: HTTP header that authenticates a topology.
@@ -37,16 +39,23 @@ class SideFacts(msgspec.Struct, frozen=True):
     page_format: Literal["rows", "opaque"]
     layout: Layout
     pipeline_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=1024)]
+    #: bytes of the key in an entry that holds key and value, one behind the other; 0 where entries can't be cut so
+    key_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**40)] = 0
 
 
 class RankFacts(msgspec.Struct, frozen=True):
-    """What one worker knows of itself. `control` is its ROUTER's "tcp://host:port", empty on a pure consumer."""
+    """What one worker knows of itself.
+
+    `control` is its ROUTER's "tcp://host:port", empty on a pure consumer; `health` the "host:port" where it answers
+    /healthz, for its own engine only.
+    """
 
     side: SideFacts
     tp_rank: Annotated[int, msgspec.Meta(ge=0, le=2**20)]
     pp_rank: Annotated[int, msgspec.Meta(ge=0, le=1024)]
     control: _Text
     pages: dict[_Text, Page]
+    health: _Text = ""
 
 
 class RankEntry(msgspec.Struct, frozen=True):
@@ -168,7 +177,8 @@ def query_answer(topology: Topology) -> dict[str, object]:
     addresses: dict[str, dict[str, str]] = {}
     for rank in topology.ranks:
         addresses.setdefault(str(rank.tp_rank), {})[str(rank.pp_rank)] = rank.control
-    return {"0": {"engine_id": topology.side.engine_id, "worker_addr": addresses}}
+    rank = data_parallel_rank(topology.side.engine_id) or 0
+    return {str(rank): {"engine_id": topology.side.engine_id, "worker_addr": addresses}}
 
 
 def find_mismatches(prefill: Topology, decode: RankFacts) -> tuple[str, ...]:
@@ -194,7 +204,7 @@ def find_mismatches(prefill: Topology, decode: RankFacts) -> tuple[str, ...]:
         side_layout(theirs.layout)
     except GeometryError as error:
         found.append(f"layout of prefill: {error}")
-    found.extend(_page_mismatches(_layers(prefill), decode.pages))
+    found.extend(_page_mismatches(prefill, decode))
     if "opaque" in (theirs.page_format, ours.page_format):
         found.extend(_opaque_mismatches(prefill, decode))
     return tuple(found)
@@ -204,19 +214,34 @@ def _layers(topology: Topology) -> dict[str, Page]:
     return {name: page for rank in topology.ranks for name, page in rank.pages.items()}
 
 
-def _page_mismatches(prefill: Mapping[str, Page], decode: Mapping[str, Page]) -> list[str]:
+def layers_of(rank: RankEntry) -> frozenset[str]:
+    """Return the layers that a rank holds."""
+    return frozenset(layer_of(name) for name in rank.pages)
+
+
+def pages_to_ask(prefill: Topology, decode: RankFacts) -> dict[str, Page]:
+    """Return a decode rank's pages under the names and in the pieces in which prefill can be asked for them."""
+    return askable(decode.pages, _layers(prefill), decode.side.key_bytes)
+
+
+def _page_mismatches(prefill: Topology, decode: RankFacts) -> list[str]:
     found: list[str] = []
-    if prefill.keys() != decode.keys():
-        only_prefill, only_decode = sorted(prefill.keys() - decode.keys()), sorted(decode.keys() - prefill.keys())
+    theirs, wanted = _layers(prefill), pages_to_ask(prefill, decode)
+    supply = offered(theirs, prefill.side.key_bytes)
+    missing = wanted.keys() - supply.keys()
+    beyond = {layer_of(name) for name in theirs} - {layer_of(name) for name in decode.pages}
+    if decode.side.pipeline_parallel_size > 1:
+        beyond = set[str]()  # the other stages' layers
+    if missing or beyond:
         found.append(
-            f"layers: prefill has {len(prefill)}, decode {len(decode)}; only on prefill {only_prefill[:4]}, "
-            f"only on decode {only_decode[:4]}; both roles have to serve the same model"
+            f"layers: prefill has {len(theirs)}, decode {len(decode.pages)}; only on prefill {sorted(beyond)[:4]}, "
+            f"only on decode {sorted(missing)[:4]}; both roles have to serve the same model"
         )
-    for name in sorted(prefill.keys() & decode.keys()):
-        if prefill[name].entry_bytes != decode[name].entry_bytes:
+    for name in sorted(wanted.keys() & supply.keys()):
+        if supply[name].entry_bytes != wanted[name].entry_bytes:
             found.append(
-                f"bytes of one token and head in {name}: prefill has {prefill[name].entry_bytes}, "
-                f"decode has {decode[name].entry_bytes}; use the same KV dtype and attention backend on both roles"
+                f"bytes of one token and head in {name}: prefill has {supply[name].entry_bytes}, "
+                f"decode has {wanted[name].entry_bytes}; use the same KV dtype and attention backend on both roles"
             )
             break
     return found

@@ -35,6 +35,7 @@ class Loop:
         self._wake_in.setblocking(False)
         self._poller.register(self._wake_in.fileno(), zmq.POLLIN)
         self._closed = False
+        self._turned = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -45,6 +46,11 @@ class Loop:
     def alive(self) -> bool:
         """Whether the thread runs."""
         return self._thread.is_alive()
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the thread last came round; far more than its longest sleep means that something holds it."""
+        return time.monotonic() - self._turned
 
     def call(self, work: Callable[[], None]) -> None:
         """Run `work` on the loop's thread soon. Safe from any thread, never blocks."""
@@ -76,6 +82,7 @@ class Loop:
 
     def _run(self) -> None:
         while not self._closed:
+            self._turned = time.monotonic()
             for sock, _ in self._poller.poll(self._timeout_ms()):
                 if sock == self._wake_in.fileno():
                     self._drain()

@@ -24,6 +24,7 @@ from dcp_connector.mapping import Runs
 from dcp_connector.pages import (
     BindError,
     Pieces,
+    StagedUnits,
     adjacent_groups,
     check_heads,
     heads_are_one_span,
@@ -32,7 +33,7 @@ from dcp_connector.pages import (
 )
 from dcp_connector.units import IntArray, LocalHead
 
-__all__ = ["Gather", "Image", "PackChunk", "gather_unit_bytes", "pack_chunks", "plan_image"]
+__all__ = ["Image", "PackChunk", "gather_unit_bytes", "pack_chunks", "plan_image"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,29 +57,13 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Gather:
-    """Fill staging[staging_offset : +len(units)*unit_bytes] with these units of one layer's source tensor, in order.
-
-    The source is the bytes from its page's `base` on, seen as [span_bytes // unit_bytes, unit_bytes]; `units` are
-    indices of its first dimension (torch.index_select, numpy.take). Layers of equal shape that fit a chunk whole share
-    the array object, so a copy of it on a device can be reused.
-    """
-
-    layer: int
-    """Index into the `pages` given to `pack_chunks`."""
-    staging_offset: int
-    unit_bytes: int
-    units: IntArray
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class PackChunk:
     """One filling of the staging buffer: run every gather, then write every descriptor.
 
     Descriptor j: `length[j]` bytes from `staging_offset[j]` of the buffer to absolute address `dst[j]`.
     """
 
-    gathers: tuple[Gather, ...]
+    gathers: tuple[StagedUnits, ...]
     staging_offset: IntArray
     dst: IntArray
     length: IntArray
@@ -198,7 +183,7 @@ class _ChunkBuilder:
         self._reset()
 
     def _reset(self) -> None:
-        self._gathers: list[Gather] = []
+        self._gathers: list[StagedUnits] = []
         self._descriptors: list[tuple[IntArray, IntArray, IntArray]] = []
         self._room_bytes = self._staging_bytes
         self._room = self._max_descriptors
@@ -219,7 +204,7 @@ class _ChunkBuilder:
         units = image.units
         if num_bytes != image.num_bytes:
             units = units[begin // image.unit_bytes : (begin + num_bytes) // image.unit_bytes]
-        self._gathers.append(Gather(layer, used, image.unit_bytes, units))
+        self._gathers.append(StagedUnits(layer, used, image.unit_bytes, units))
         self._descriptors.append(
             (image.image_offset[part] - begin + used, image.dst_offset[part] + dst_base, image.length[part])
         )

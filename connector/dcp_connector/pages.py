@@ -15,7 +15,17 @@ from dcp_connector.geometry import PageLayout
 from dcp_connector.mapping import Runs
 from dcp_connector.units import IntArray, LayoutError, LocalHead
 
-__all__ = ["BindError", "Pieces", "adjacent_groups", "check_heads", "heads_are_one_span", "ragged_arange", "resolve"]
+__all__ = [
+    "BindError",
+    "Pieces",
+    "StagedUnits",
+    "adjacent_groups",
+    "check_heads",
+    "heads_are_one_span",
+    "ragged_arange",
+    "resolve",
+    "row_offsets",
+]
 
 
 class BindError(LayoutError):
@@ -49,6 +59,23 @@ class Pieces:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StagedUnits:
+    """Units of one layer's tensor and their place in staging memory: [staging_offset, + len(units)*unit_bytes).
+
+    The tensor is the bytes from its page's `base` on, seen as [span_bytes // unit_bytes, unit_bytes]; `units` are
+    indices of its first dimension, in the order in which they lie in staging memory. Gathering reads the tensor
+    (numpy.take, torch.index_select), scattering writes it (numpy.put, torch.index_copy_). Layers of equal shape share
+    the array object, so a copy of it on a device can be reused.
+    """
+
+    layer: int
+    """Index into the layers of the pull."""
+    staging_offset: int
+    unit_bytes: int
+    units: IntArray
+
+
 def resolve(
     runs: Runs,
     src_table: Sequence[int] | IntArray,
@@ -75,6 +102,26 @@ def resolve(
         dst_block=pieces.dst_block + pieces.dst_row // dst_page.kernel_block_size,
         dst_row=pieces.dst_row % dst_page.kernel_block_size,
     )
+
+
+def row_offsets(
+    side: str,
+    blocks: IntArray,
+    rows: IntArray,
+    num_tokens: IntArray,
+    table: Sequence[int] | IntArray,
+    page: PageLayout,
+) -> IntArray:
+    """Return where each row of the runs begins on one side, in bytes from the page's `base`, head 0, in token order.
+
+    `blocks`, `rows` and `num_tokens` are the side's arrays of `Runs`. Raises `BindError` when anything would be out of
+    bounds.
+    """
+    ids = _block_ids(side, table, blocks, rows, num_tokens, page)
+    which = np.repeat(np.arange(len(num_tokens), dtype=np.int64), num_tokens)
+    row = rows[which] + ragged_arange(np.zeros(len(num_tokens), dtype=np.int64), num_tokens)
+    kernel_block = ids[which] * page.kernel_blocks_per_block + row // page.kernel_block_size
+    return kernel_block * page.block_stride + row % page.kernel_block_size * page.row_stride
 
 
 def check_heads(

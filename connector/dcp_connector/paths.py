@@ -1,4 +1,4 @@
-"""Which path one pair of ranks takes: descriptors straight from page to page, or packed through staging memory."""
+"""Which path one pair of ranks takes: from page to page, or through staging memory of one side or of both."""
 
 from __future__ import annotations
 
@@ -12,17 +12,39 @@ from dcp_connector.bind import bind
 from dcp_connector.geometry import PageLayout, SideLayout
 from dcp_connector.mapping import period, plan_runs
 from dcp_connector.packing import plan_image
-from dcp_connector.units import KIB, IntArray, LocalHead
+from dcp_connector.units import KIB, MIB, IntArray, LocalHead
 
-__all__ = ["DIRECT_MIN_FRAGMENT_BYTES", "Fragments", "Path", "PathChoice", "Transport", "choose_path", "mean_fragments"]
+__all__ = [
+    "CHUNK_BYTES",
+    "DIRECT_MIN_FRAGMENT_BYTES",
+    "PACK_MIN_FRAGMENT_BYTES",
+    "Fragments",
+    "Path",
+    "PathChoice",
+    "Transport",
+    "choose_path",
+    "landing_slots",
+    "mean_fragments",
+]
 
-Path: TypeAlias = Literal["direct", "pack"]
-PathChoice: TypeAlias = Literal["auto", "direct", "pack"]
+Path: TypeAlias = Literal["direct", "pack", "scatter"]
+PathChoice: TypeAlias = Literal["auto", "direct", "pack", "scatter"]
 Transport: TypeAlias = Literal["tcp", "rdma"]
 
 #: Below this mean fragment a descriptor costs more than gathering its bytes. Over TCP a TransferEngine reached 0.46 of
 #: its large-write rate with 64 KiB descriptors and 0.1 with 8 KiB; RDMA is expected to turn at 4 to 16 KiB.
 DIRECT_MIN_FRAGMENT_BYTES: dict[Transport, int] = {"tcp": 64 * KIB, "rdma": 8 * KIB}
+
+#: Below this mean fragment even a gathered page isn't worth a descriptor: rows travel in large chunks instead, and
+#: decode puts them into their pages.
+PACK_MIN_FRAGMENT_BYTES: dict[Transport, int] = {"tcp": 64 * KIB, "rdma": 8 * KIB}
+
+#: Bytes that are gathered, written and scattered in one go. Large enough for the transport's full rate, small enough
+#: that gathering the next chunk overlaps with writing this one.
+CHUNK_BYTES: dict[Transport, int] = {"tcp": 8 * MIB, "rdma": 16 * MIB}
+
+#: Slots that decode's staging memory is cut into at least.
+_MIN_SLOTS = 4
 
 #: Gathering reads and writes the bytes once more; it has to make the fragments at least this much larger to pay.
 _PACK_MIN_GAIN = 2.0
@@ -39,13 +61,31 @@ class Fragments:
     packed_bytes: float
 
 
-def choose_path(fragments: Fragments, transport: Transport, override: PathChoice = "auto") -> Path:
-    """Choose the path of one (prefill rank, decode rank) pair. An override other than "auto" always wins."""
-    if override != "auto":
+def choose_path(
+    fragments: Fragments, transport: Transport, override: PathChoice = "auto", *, can_scatter: bool = True
+) -> Path:
+    """Choose the path of one (prefill rank, decode rank) pair.
+
+    An override other than "auto" wins, except "scatter" where `can_scatter` says that decode has no staging memory.
+    """
+    if override in ("direct", "pack"):
         return override
-    large_enough = fragments.direct_bytes >= DIRECT_MIN_FRAGMENT_BYTES[transport]
-    no_gain = fragments.packed_bytes < _PACK_MIN_GAIN * fragments.direct_bytes
-    return "direct" if large_enough or no_gain or not fragments.direct_bytes else "pack"
+    if override == "scatter" and can_scatter:
+        return "scatter"
+    if fragments.direct_bytes >= DIRECT_MIN_FRAGMENT_BYTES[transport] or not fragments.direct_bytes:
+        return "direct"
+    gains = fragments.packed_bytes >= _PACK_MIN_GAIN * fragments.direct_bytes
+    if gains and fragments.packed_bytes >= PACK_MIN_FRAGMENT_BYTES[transport]:
+        return "pack"
+    if can_scatter:
+        return "scatter"
+    return "pack" if gains else "direct"
+
+
+def landing_slots(staging_bytes: int, transport: Transport) -> tuple[int, int]:
+    """Return (bytes of a slot, number of slots) of decode's staging memory: at least four slots, a chunk each."""
+    slot_bytes = min(CHUNK_BYTES[transport], staging_bytes // _MIN_SLOTS)
+    return slot_bytes, staging_bytes // slot_bytes
 
 
 @lru_cache(maxsize=1024)

@@ -13,9 +13,11 @@ import numpy as np
 
 from dcp_connector.bootstrap import fetch_topology
 from dcp_connector.errors import PeerError, Reason
-from dcp_connector.handshake import find_mismatches, side_layout
+from dcp_connector.handshake import find_mismatches, layers_of, pages_to_ask, side_layout
 from dcp_connector.mapping import destinations, sources
+from dcp_connector.page_sets import layer_of
 from dcp_connector.requests_decode import Ask, Load
+from dcp_connector.siblings import sibling_origin
 from dcp_connector.tiling import verify_tiling
 from dcp_connector.units import LayoutError
 from dcp_connector.wire import Pull, Release
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dcp_connector.geometry import SideLayout
-    from dcp_connector.handshake import RankFacts, Topology
+    from dcp_connector.handshake import RankEntry, RankFacts, Topology
+    from dcp_connector.wire import Secret
 
 logger = logging.getLogger(__name__)
 
@@ -46,15 +49,23 @@ class Peer:
 
 
 class PeerBook:
-    """Topologies by bootstrap address. Thread-safe. `find` and `topology` may wait for the network, `known` never."""
+    """Topologies by bootstrap address. Thread-safe. `find` and `topology` may wait for the network, `known` never.
 
-    def __init__(self, facts: RankFacts, layout: SideLayout, secret: bytes) -> None:
+    `on_refused` is called once for each start of a peer that doesn't fit.
+    """
+
+    def __init__(
+        self, facts: RankFacts, layout: SideLayout, secret: Secret, on_refused: Callable[[], None] = lambda: None
+    ) -> None:
         self._facts = facts
         self._layout = layout
         self._secret = secret
+        self._on_refused = on_refused
         self._lock = threading.Lock()
         self._topologies: OrderedDict[str, Topology] = OrderedDict()
         self._verdicts: OrderedDict[tuple[str, str], Peer | PeerError] = OrderedDict()
+        # Where a data-parallel rank listens that was asked for at another one's address.
+        self._moved: OrderedDict[tuple[str, str | None], str] = OrderedDict()
         # By address, and by address and engine id where only that id is outdated.
         self._failures: OrderedDict[tuple[str, str | None], tuple[float, PeerError]] = OrderedDict()
         # Addresses come from requests, so there may be any number of them: the locks are shared out by hash.
@@ -63,7 +74,7 @@ class PeerBook:
     def known(self, origin: str, engine_id: str | None) -> Peer | None:
         """Return the peer if it was seen before, fits, and is still the engine that is asked for."""
         with self._lock:
-            topology = self._cached(origin, engine_id)
+            topology = self._cached(self._moved.get((origin, engine_id), origin), engine_id)
             verdict = self._verdicts.get(_key(topology)) if topology else None
         return verdict if isinstance(verdict, Peer) else None
 
@@ -77,6 +88,15 @@ class PeerBook:
     def find(self, origin: str, engine_id: str | None) -> Peer:
         """Return the peer. Raises PeerError with a reason of its own for each failure."""
         topology = self.topology(origin, engine_id)
+        # Judged by one thread, whoever else waits for it, so that a peer is logged and counted once.
+        with self._gates[hash(_key(topology)) % _NUM_GATES]:
+            verdict = self._verdict(origin, topology)
+        if isinstance(verdict, PeerError):
+            raise PeerError(verdict.reason, verdict.detail)
+        return verdict
+
+    def _verdict(self, origin: str, topology: Topology) -> Peer | PeerError:
+        """Return what was found when this start of the peer was first seen, or find it out now."""
         with self._lock:
             verdict = self._verdicts.get(_key(topology))
         if verdict is None:
@@ -85,16 +105,32 @@ class PeerBook:
                 self._verdicts[_key(topology)] = verdict
                 while len(self._verdicts) > MAX_PEERS:
                     self._verdicts.popitem(last=False)
-        if isinstance(verdict, PeerError):
-            raise PeerError(verdict.reason, verdict.detail)
         return verdict
 
     def topology(self, origin: str, engine_id: str | None) -> Topology:
         """Return the engine behind an address, fitting or not; asks its bootstrap server if need be. Raises PeerError.
 
         Routers cache engine ids for ever. When the server names another one it is asked once more, because it may be
-        about to restart, and then the load fails at once instead of waiting for a deadline.
+        about to restart, and then the load fails at once instead of waiting for a deadline. They also know one address
+        only of an engine's data-parallel ranks: another rank than the one that is met there is looked for next to it.
         """
+        with self._lock:
+            moved = self._moved.get((origin, engine_id))
+        if moved is None:
+            found = self._look_up(origin, engine_id, siblings=True)
+            if not isinstance(found, str):
+                return found
+            moved = found
+            with self._lock:
+                self._moved[origin, engine_id] = moved
+                while len(self._moved) > MAX_PEERS:
+                    self._moved.popitem(last=False)
+        found = self._look_up(moved, engine_id, siblings=False)
+        assert not isinstance(found, str), "only asked for with siblings"
+        return found
+
+    def _look_up(self, origin: str, engine_id: str | None, *, siblings: bool) -> Topology | str:
+        """Return the engine, or with `siblings` the address at which that data-parallel rank is to be looked for."""
         asked = time.monotonic()
         known = self._remembered(origin, engine_id, asked)
         if known is not None:
@@ -105,6 +141,9 @@ class PeerBook:
             if known is not None:
                 return known
             topology = self._fetch(origin)
+            elsewhere = sibling_origin(origin, topology.side.engine_id, engine_id) if siblings and engine_id else None
+            if elsewhere is not None:
+                return elsewhere
             if engine_id not in (None, topology.side.engine_id):
                 time.sleep(_SECOND_LOOK_S)
                 topology = self._fetch(origin)
@@ -172,6 +211,7 @@ class PeerBook:
                 return Peer(topology, layout)
         words = f"prefill engine {engine_id} at {origin} doesn't fit: {'; '.join(problems)}"
         logger.error("dcp: %s", words)
+        self._on_refused()
         return PeerError(Reason.INCOMPATIBLE, words)
 
 
@@ -182,9 +222,14 @@ def _key(topology: Topology) -> tuple[str, str]:
 def plan_asks(
     peer: Peer, load: Load, facts: RankFacts, layout: SideLayout, segment: str, new_id: Callable[[], str]
 ) -> tuple[Ask, ...]:
-    """Return the pulls of one load: one for each prefill rank, over all pipeline stages, that supplies this rank."""
+    """Return the pulls of one load: one for each prefill rank, over all pipeline stages, that supplies this rank.
+
+    A stage of prefill that has none of this rank's layers is asked too, for nothing: it serves the other stages of this
+    engine, and counts tensor ranks and stages until all have asked. So neither side needs to know who has which layer.
+    """
     theirs = peer.topology
     needed = {source.prefill_rank for source in sources(peer.layout, layout, facts.tp_rank, load.transfer_id)}
+    wanted = pages_to_ask(theirs, facts)
     table = np.asarray(load.block_ids, dtype="<i8").tobytes()
     return tuple(
         Ask(
@@ -193,17 +238,18 @@ def plan_asks(
                 pull_id=new_id(),
                 transfer_id=load.transfer_id,
                 prefill_engine=theirs.side.engine_id,
-                prefill_rank=rank.pp_rank * peer.layout.tensor_parallel_size + rank.tp_rank,
+                prefill_rank=_number(theirs, rank),
                 decode_engine=facts.side.engine_id,
-                decode_rank=facts.tp_rank,
+                decode_rank=facts.pp_rank * layout.tensor_parallel_size + facts.tp_rank,
                 budget_s=0.0,
                 start=load.start,
                 end=load.end,
                 digest=load.digest,
                 layout=facts.side.layout,
                 block_table=table,
-                pages={name: page for name, page in facts.pages.items() if name in rank.pages},
+                pages={name: page for name, page in wanted.items() if layer_of(name) in layers_of(rank)},
                 segment=segment,
+                decode_stages=facts.side.pipeline_parallel_size,
             ),
         )
         for rank in theirs.ranks
@@ -217,7 +263,7 @@ def releases_to_idle_ranks(
     """Return what to send to the prefill ranks that serve nobody in this transfer, so that they don't wait."""
     theirs = peer.topology
     return tuple(
-        (rank.control, Release(transfer_id, theirs.side.engine_id, facts.side.engine_id, "this rank serves nobody"))
+        (rank.control, _release(theirs, rank, transfer_id, facts, "this rank serves nobody"))
         for rank in theirs.ranks
         if not destinations(peer.layout, layout, rank.tp_rank, transfer_id)
     )
@@ -227,7 +273,13 @@ def releases_to_all_ranks(
     topology: Topology, transfer_id: str, facts: RankFacts, why: str
 ) -> tuple[tuple[str, Release], ...]:
     """Return what to send to every prefill rank when nothing is needed."""
-    return tuple(
-        (rank.control, Release(transfer_id, topology.side.engine_id, facts.side.engine_id, why))
-        for rank in topology.ranks
-    )
+    return tuple((rank.control, _release(topology, rank, transfer_id, facts, why)) for rank in topology.ranks)
+
+
+def _release(topology: Topology, rank: RankEntry, transfer_id: str, facts: RankFacts, why: str) -> Release:
+    return Release(transfer_id, topology.side.engine_id, _number(topology, rank), facts.side.engine_id, why)
+
+
+def _number(topology: Topology, rank: RankEntry) -> int:
+    """Return a prefill rank's number over stages and tensor ranks, as in `Pull.prefill_rank`."""
+    return rank.pp_rank * topology.side.layout.tensor_parallel_size + rank.tp_rank

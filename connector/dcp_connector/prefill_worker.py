@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from dcp_connector.errors import PeerError, Reason, StartupError, WireError
-from dcp_connector.handshake import side_layout
+from dcp_connector.admit import admit
+from dcp_connector.errors import Reason, StartupError, WireError
 from dcp_connector.loop import Loop
-from dcp_connector.mapping import destinations
 from dcp_connector.requests_prefill import Action, Halt, Hold, PrefillRequests, Reply, Sent, Write, Written
 from dcp_connector.sender import Sender
 from dcp_connector.sockets import open_listener
-from dcp_connector.units import LayoutError
-from dcp_connector.wire import Cancel, Channel, Pull, Release, token_digest
+from dcp_connector.wire import Cancel, Channel, Chunk, Failed, Grant, Pull, Release, Taken, Want
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
     from dcp_connector.stats import Counters
     from dcp_connector.tensors import Fence, LayerTensor
     from dcp_connector.transfer import Transport
+    from dcp_connector.wire import Secret
 
 logger = logging.getLogger(__name__)
 
@@ -56,22 +55,29 @@ class PrefillWorker:
         whole_pages: bool,
         transport: Transport,
         config: ConnectorConfig,
-        secret: bytes,
+        secret: Secret,
         counters: Counters,
     ) -> None:
         self._side = side
         self._tp_rank = tp_rank
         self._counters = counters
         rank = pp_rank * side.tensor_parallel_size + tp_rank
-        self._requests = PrefillRequests(engine_id, rank, config.lease_s, self._admit)
+        self._requests = PrefillRequests(engine_id, rank, config.lease_s, partial(admit, side=side, tp_rank=tp_rank))
         self._channel = Channel(secret, time.time, partial(os.urandom, 16))
         self._sent: deque[Sent] = deque()
         self._fences: dict[str, Fence | None] = {}
         self._last_log = float("-inf")
         self._sender = Sender(
-            transport, layers, side, tp_rank, config, counters, self._written, whole_pages=whole_pages
+            transport,
+            layers,
+            side,
+            tp_rank,
+            config,
+            counters,
+            self._written,
+            self._tell,
+            whole_pages=whole_pages,
         )
-        self._sender.prepare()
         try:
             self._socket, self.address = open_listener(host)
         except zmq.ZMQError as error:
@@ -79,7 +85,7 @@ class PrefillWorker:
                 f"the connector can't listen for decode engines on {host}: {error}; "
                 "set VLLM_HOST_IP to this pod's own address"
             ) from error
-        self._loop = Loop("dcp-prefill", self._requests.next_timer, self._tick)
+        self._loop = Loop("dcp-prefill", self._next_timer, self._tick)
         self._loop.watch(self._socket, self._receive)
         self._loop.start()
 
@@ -105,13 +111,18 @@ class PrefillWorker:
         """Whether the thread runs."""
         return self._loop.alive
 
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the thread last came round."""
+        return self._loop.idle_s
+
     def close(self) -> None:
         """Stop answering. Batches in flight are waited for."""
         self._sender.close()
         self._loop.close()
         self._socket.close()
 
-    # Everything below runs on the loop's thread, except `_written`.
+    # Everything below runs on the loop's thread, except `_written` and `_tell`.
 
     def _hold(self, hold: Hold, fence: Fence | None) -> None:
         self._fences[hold.request_id] = fence
@@ -120,11 +131,19 @@ class PrefillWorker:
     def _drop(self, transfer_id: str, reason: Reason) -> None:
         self._act(self._requests.drop(transfer_id, reason, time.monotonic()))
 
+    def _next_timer(self) -> float | None:
+        timers = self._requests.next_timer(), self._sender.next_timer()
+        return min((timer for timer in timers if timer is not None), default=None)
+
     def _tick(self, now: float) -> None:
         self._act(self._requests.tick(now))
+        self._sender.tick(now)
 
     def _written(self, transfer_id: str, pull_id: str, result: Written) -> None:
         self._loop.call(lambda: self._act(self._requests.written(transfer_id, pull_id, result, time.monotonic())))
+
+    def _tell(self, peer: bytes, message: Want | Chunk) -> None:
+        self._loop.call(lambda: self._act([Reply(peer, message)]))
 
     def _receive(self) -> None:
         """Take a portion of what is there; whatever a message holds, the next one is taken too."""
@@ -148,6 +167,10 @@ class PrefillWorker:
                 self._act(self._requests.cancel(parts[0], message, now))
             elif isinstance(message, Release):
                 self._act(self._requests.release(message, now))
+            elif isinstance(message, Grant):
+                self._sender.granted(message)
+            elif isinstance(message, Taken):
+                self._sender.taken(message)
             else:
                 self._refuse(f"a {type(message).__name__} is not for a prefill rank")
 
@@ -158,24 +181,12 @@ class PrefillWorker:
             self._last_log = now
             logger.warning("dcp: a message on the control port was dropped: %s", words)
 
-    def _admit(self, pull: Pull, hold: Hold) -> frozenset[int]:
-        """Return the decode ranks that this rank serves in the transfer. Raises PeerError if the pull may not run."""
-        if pull.end > hold.num_tokens:
-            detail = f"decode asks for {pull.end} tokens, prefill computed {hold.num_tokens}"
-            raise PeerError(Reason.SHORT_PROMPT, detail)
-        if token_digest(hold.tokens[: 4 * pull.end], hold.adapter) != pull.digest:
-            detail = f"transfer {hold.transfer_id} holds the KV of another prompt than the one that decode has"
-            raise PeerError(Reason.OTHER_PROMPT, detail)
-        try:
-            decode = side_layout(pull.layout)
-            return frozenset(destinations(self._side, decode, self._tp_rank, pull.transfer_id))
-        except LayoutError as error:
-            raise PeerError(Reason.INCOMPATIBLE, str(error)) from error
-
     def _act(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
                 case Reply():
+                    if isinstance(action.message, Failed):
+                        self._counters.add("failed_pulls", 1, action.message.reason)
                     self._socket.send_multipart([action.peer, self._channel.seal(action.message)], zmq.NOBLOCK)
                 case Write():
                     self._sender.submit(action, self._fences.get(action.hold.request_id))

@@ -1,11 +1,12 @@
-"""vLLM's two classes for statistics, filled with `stats`."""
+"""vLLM's two classes for statistics, filled with `stats` and `board`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from dcp_connector._vllm import KVConnectorPromMetrics, KVConnectorStats
-from dcp_connector.stats import METRICS, Metric, flatten, label_values, merge, observations
+from dcp_connector.board import Board
+from dcp_connector.stats import flatten, merge
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,29 +44,16 @@ class DCPPromMetrics(KVConnectorPromMetrics):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        self._children: dict[tuple[int, str, str | None], Any] = {}
-        for metric in METRICS:
-            self._register(metric, labelnames)
+        parallel = vllm_config.parallel_config
+        self._board = Board(
+            self._counter_cls,
+            self._gauge_cls,
+            self._histogram_cls,
+            labelnames,
+            per_engine_labelvalues,
+            int(parallel.pipeline_parallel_size) * int(parallel.tensor_parallel_size),
+        )
 
     def observe(self, transfer_stats_data: object, engine_idx: int = 0) -> None:
         """Add one reading."""
-        for metric, label, number in observations(transfer_stats_data):
-            child = self._children.get((engine_idx, metric.key, label))
-            if child is None:
-                continue
-            if metric.kind == "gauge":
-                child.set(number)
-            else:
-                child.inc(number)
-
-    def _register(self, metric: Metric, labelnames: list[str]) -> None:
-        """Create the metric with all of its label values, so that each shows 0 from the start."""
-        names = [*labelnames, metric.label] if metric.label else list(labelnames)
-        if metric.kind == "gauge":
-            parent = self._gauge_cls(name=metric.name, documentation=metric.help, labelnames=names)
-        else:
-            parent = self._counter_cls(name=metric.name, documentation=metric.help, labelnames=names)
-        for engine_idx, values in self.per_engine_labelvalues.items():
-            for label in label_values(metric) if metric.label else (None,):
-                extra = [label] if label is not None else []
-                self._children[engine_idx, metric.key, label] = parent.labels(*values, *extra)
+        self._board.observe(transfer_stats_data, engine_idx)

@@ -19,11 +19,13 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from dcp_connector.errors import PeerError, Reason
-from dcp_connector.wire import Cancel, Done, Failed, Pull, Release, Settled, ToDecode
+from dcp_connector.wire import MAX_AGE_S, Cancel, Done, Failed, Pull, Release, Settled, ToDecode
 
 #: Transfers that may wait for their prompt, and ended ones that are remembered. Beyond it the oldest are forgotten.
 MAX_WAITING = 16384
 MAX_ENDED = 65536
+#: Pulls of one transfer, refused ones included; more than any decode engine has ranks.
+MAX_ASKS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +53,15 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Start writing what `pull` asks for out of `hold`; no batch may begin after `deadline`."""
+    """Start writing what `pull` asks for out of `hold`; no batch may begin after `deadline`.
+
+    `peer` is the decode rank's ZeroMQ identity, for the messages of the scatter path.
+    """
 
     pull: Pull
     hold: Hold
     deadline: float
+    peer: bytes = field(default=b"", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +84,14 @@ Action = Reply | Write | Halt | Sent
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """How a write ended: `failure` is None when everything was written."""
+    """How a write ended: `failure` is None when everything was written.
+
+    `quiet_s`: for so long parts of a batch that the TransferEngine failed may still arrive.
+    """
 
     num_bytes: int
     failure: PeerError | None = None
+    quiet_s: float = 0.0
 
 
 class _Stage(Enum):
@@ -209,9 +219,12 @@ class PrefillRequests:
             if same_rank and other.stage is not _Stage.FAILED:
                 detail = f"decode rank {pull.decode_rank} asked for transfer {pull.transfer_id} twice"
                 return [Reply(peer, Failed(pull.pull_id, Reason.REUSED_TRANSFER_ID, detail))]
+        if len(transfer.asks) >= MAX_ASKS:
+            detail = f"transfer {pull.transfer_id} was asked for {MAX_ASKS} times"
+            return [Reply(peer, Failed(pull.pull_id, Reason.REUSED_TRANSFER_ID, detail))]
         ask = _Ask(peer, pull, now + pull.budget_s)
         transfer.asks[pull.pull_id] = ask
-        if self._given_up.pop(pull.pull_id, None) is not None:
+        if pull.pull_id in self._given_up:
             self._answer(ask, _Stage.CANCELLED, Settled(pull.pull_id))
         self._timer(ask.deadline, pull.transfer_id)
         if transfer.hold is None:
@@ -221,15 +234,21 @@ class PrefillRequests:
         return self._begin(transfer, ask) + self._end_if_settled(pull.transfer_id, transfer, now)
 
     def cancel(self, peer: bytes, cancel: Cancel, now: float) -> list[Action]:
-        """A decode rank gives its pull up and wants to know when nothing is in flight."""
+        """A decode rank gives its pull up and wants to know when nothing is in flight.
+
+        Only this rank may say so of its own pulls: to a Cancel that is meant for another one it says nothing.
+        """
+        if (cancel.prefill_engine, cancel.prefill_rank) != (self._engine_id, self._rank):
+            return []
         ended = self._ended.get(cancel.transfer_id)
         if ended is not None:
             return [Reply(peer, ended.answers.get(cancel.pull_id) or Settled(cancel.pull_id))]
         transfer = self._transfers.get(cancel.transfer_id)
         ask = transfer.asks.get(cancel.pull_id) if transfer else None
         if transfer is None or ask is None:
-            # The pull may still be under way behind us: it must find nothing to do when it comes.
-            self._given_up[cancel.pull_id] = now + self._lease_s
+            # The pull may still be under way behind us: it must find nothing to do when it comes, however late. Both
+            # hosts' clocks may differ by as much as a frame may be late.
+            self._given_up[cancel.pull_id] = now + 2 * MAX_AGE_S
             if len(self._given_up) > MAX_WAITING:
                 self._given_up.popitem(last=False)
             return [Reply(peer, Settled(cancel.pull_id))]
@@ -242,8 +261,12 @@ class PrefillRequests:
         return self._answer(ask, _Stage.CANCELLED, Settled(cancel.pull_id))
 
     def release(self, release: Release, now: float) -> list[Action]:
-        """Decode needs nothing (more) from this rank. Ignored from an engine other than the one being served."""
-        if release.prefill_engine != self._engine_id or release.transfer_id in self._ended:
+        """Decode needs nothing (more) from this rank.
+
+        Ignored from an engine other than the one being served, and when it is meant for another rank of this engine.
+        """
+        meant = (release.prefill_engine, release.prefill_rank) == (self._engine_id, self._rank)
+        if not meant or release.transfer_id in self._ended:
             return []
         transfer = self._transfers.get(release.transfer_id)
         if transfer is None:
@@ -266,12 +289,12 @@ class PrefillRequests:
             return []
         if result.failure is None:
             actions = self._answer(ask, _Stage.DONE, Done(pull_id, result.num_bytes))
-        elif ask.cancelled:
+        elif ask.cancelled and not result.quiet_s:
             transfer.failed = transfer.failed or Reason.CANCELLED
             actions = self._answer(ask, _Stage.CANCELLED, Settled(pull_id))
         else:
             transfer.failed = result.failure.reason
-            actions = self._answer(ask, _Stage.FAILED, _failed(pull_id, result.failure))
+            actions = self._answer(ask, _Stage.FAILED, _failed(pull_id, result.failure, result.quiet_s))
         transfer.settled.add(ask.pull.decode_rank)
         if transfer.ending is not None and not transfer.writing():
             return [*actions, *self._end(transfer_id, transfer, transfer.ending, now)]
@@ -321,7 +344,7 @@ class PrefillRequests:
             transfer.failed = transfer.failed or Reason.CANCELLED
             return []
         ask.stage = _Stage.WRITING
-        return [Write(ask.pull, hold, ask.deadline)]
+        return [Write(ask.pull, hold, ask.deadline, ask.peer)]
 
     def _expected(self, transfer: _Transfer, pull: Pull, hold: Hold) -> frozenset[int]:
         """Return the decode ranks that are served together with this one. Raises PeerError if the pull may not run."""
@@ -376,8 +399,8 @@ class PrefillRequests:
         heapq.heappush(self._timers, (when, transfer_id))
 
 
-def _failed(pull_id: str, error: PeerError) -> Failed:
-    return Failed(pull_id, error.reason, error.detail[:2048])
+def _failed(pull_id: str, error: PeerError, quiet_s: float = 0.0) -> Failed:
+    return Failed(pull_id, error.reason, error.detail[:2048], quiet_s)
 
 
 def _too_late(pull_id: str, reason: Reason | None) -> Failed:

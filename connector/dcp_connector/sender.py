@@ -1,41 +1,38 @@
-"""Writes what decode ranks ask for: plan, choose the path, move batches, report.
+"""Serves pulls: queue, plan, choose the path, report. `writer` moves the bytes.
 
-A small pool of threads works for all peers. Each peer (TransferEngine segment) has a queue of its own and at most one
-batch in flight: concurrent batches to one peer gain nothing over TCP and are not safe over RDMA (vLLM issue 44238).
+Each peer (TransferEngine segment) has a lane and at most one batch in flight: concurrent batches to one peer gain
+nothing over TCP and are not safe over RDMA (vLLM issue 44238). A pull on the scatter path that waits for decode holds
+neither a thread nor staging memory.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from dcp_connector.bind import Copies, bind, bind_layers, split_batches
-from dcp_connector.errors import PeerError, Reason, StartupError
-from dcp_connector.geometry import SideLayout
-from dcp_connector.handshake import page_layout, side_layout
-from dcp_connector.mapping import Runs, plan_runs, sources
-from dcp_connector.packing import pack_chunks, plan_image
+from dcp_connector.delivery import Delivery
+from dcp_connector.errors import PeerError, Reason
+from dcp_connector.lanes import Lanes
 from dcp_connector.pages import BindError
-from dcp_connector.paths import Fragments, choose_path, mean_fragments
+from dcp_connector.paths import Path, choose_path
+from dcp_connector.pulls import WritePlan, plan_write, real_fragments, typical_fragments
 from dcp_connector.requests_prefill import Write, Written
-from dcp_connector.tensors import Fence, LayerTensor, Staging
-from dcp_connector.transfer import TransferError, Transport
-from dcp_connector.units import LayoutError, LocalHead, cdiv
+from dcp_connector.transfer import STRAGGLERS_S, TransferError, Transport
+from dcp_connector.units import LayoutError
+from dcp_connector.wire import Chunk, Grant, Taken, Want
+from dcp_connector.writer import Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator
 
     from dcp_connector.config import ConnectorConfig
-    from dcp_connector.geometry import PageLayout
+    from dcp_connector.geometry import SideLayout
+    from dcp_connector.paths import Fragments
     from dcp_connector.stats import Counters
+    from dcp_connector.tensors import Fence, LayerTensor
 
 logger = logging.getLogger(__name__)
 
@@ -43,28 +40,12 @@ logger = logging.getLogger(__name__)
 _MAX_ANNOUNCED = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    write: Write
-    fence: Fence | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """Everything that is the same for all batches of one pull."""
-
-    runs: Runs
-    src_table: Sequence[int]
-    dst_table: Sequence[int]
-    layers: tuple[int, ...]
-    pages: tuple[tuple[PageLayout, PageLayout], ...]
-    src_heads: tuple[LocalHead, ...]
-    dst_heads: tuple[LocalHead, ...]
-    path: Literal["direct", "pack"]
-
-
 class Sender:
-    """Executes writes of one prefill rank. `report(transfer_id, pull_id, written)` is called from a pool thread."""
+    """Executes writes of one prefill rank. Raises StartupError when staging memory can't be had.
+
+    `report(transfer_id, pull_id, written)` and `tell(peer, message)` are called from threads of the sender, in the
+    order in which things happened.
+    """
 
     def __init__(
         self,
@@ -75,211 +56,151 @@ class Sender:
         config: ConnectorConfig,
         counters: Counters,
         report: Callable[[str, str, Written], None],
+        tell: Callable[[bytes, Want | Chunk], None],
         *,
         whole_pages: bool,
     ) -> None:
-        self._transport = transport
-        self._layers = layers
-        self._index = {layer.name: i for i, layer in enumerate(layers)}
+        self._pages = {layer.name: layer.page for layer in layers}
         self._side = side
         self._tp_rank = tp_rank
         self._config = config
         self._counters = counters
         self._report = report
+        self._tell = tell
         self._whole_pages = whole_pages
-        self._staging: Staging | None = None
-        self._slots: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._pool = ThreadPoolExecutor(config.transfer_threads, thread_name_prefix="dcp-send")
+        self._writer = Writer(transport, layers, config, counters)
+        self._lanes = Lanes(config.transfer_threads, "dcp-send")
         self._lock = threading.Lock()
-        self._queues: dict[str, deque[_Job]] = {}
-        self._active: set[str] = set()
-        self._halted: set[str] = set()
-        self._announced: set[tuple[str, str]] = set()
-
-    def prepare(self) -> None:
-        """Allocate and register staging memory. Called once, before the first write. Raises StartupError."""
-        num_slots = self._config.transfer_threads
-        slot_bytes, needed = self._config.staging_bytes // num_slots, max(x.page.entry_bytes for x in self._layers)
-        if slot_bytes < needed:
-            raise StartupError(
-                f"staging_bytes {self._config.staging_bytes} leaves {slot_bytes} bytes to each of {num_slots} threads, "
-                f"and one token of one head has {needed}: raise staging_bytes or lower transfer_threads"
-            )
-        staging = Staging(self._layers, slot_bytes, num_slots)
-        self._transport.register(staging.base, staging.num_bytes)
-        for slot in range(num_slots):
-            self._slots.put(slot)
-        self._staging = staging
+        self._deliveries: dict[str, Delivery] = {}
+        self._announced: set[tuple[str, str, Path]] = set()
 
     def submit(self, write: Write, fence: Fence | None) -> None:
         """Queue a write behind the others for the same peer."""
-        segment = write.pull.segment
+        delivery = Delivery(write, fence, self._advance)
         with self._lock:
-            self._active.add(write.pull.pull_id)
-            waiting = self._queues.get(segment)
-            if waiting is not None:
-                waiting.append(_Job(write, fence))
-                return
-            self._queues[segment] = deque([_Job(write, fence)])
-        self._pool.submit(self._work, segment)
+            self._deliveries[write.pull.pull_id] = delivery
+        self._lanes.add(delivery)
 
     def halt(self, pull_id: str) -> None:
         """Let a write stop before its next batch; it is reported as cancelled."""
-        with self._lock:
-            if pull_id in self._active:
-                self._halted.add(pull_id)
+        delivery = self._find(pull_id)
+        if delivery is not None:
+            delivery.halt()
+            self._lanes.wake(delivery)
+
+    def granted(self, grant: Grant) -> None:
+        """Decode says where chunks of a pull may go. Only the first answer to a pull that isn't over counts."""
+        delivery = self._find(grant.pull_id)
+        if delivery is not None and delivery.granted(grant):
+            self._lanes.wake(delivery)
+
+    def taken(self, message: Taken) -> None:
+        """Decode has read a chunk."""
+        delivery = self._find(message.pull_id)
+        if delivery is not None and delivery.taken(message.number):
+            self._lanes.wake(delivery)
+
+    def next_timer(self) -> float | None:
+        """Return the earliest deadline of a pull that waits for decode, or None."""
+        return min((delivery.write.deadline for delivery in self._waiting()), default=None)
+
+    def tick(self, now: float) -> None:
+        """Let pulls that wait for decode fail at their deadline. Call at `next_timer` or later."""
+        for delivery in self._waiting():
+            if delivery.write.deadline <= now:
+                self._lanes.wake(delivery)
 
     def close(self) -> None:
         """Stop taking work; a batch in flight is waited for."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._lanes.close()
+        self._writer.close()
 
-    def _work(self, segment: str) -> None:
-        """Do one job of a peer, then queue up again behind the other peers."""
+    def _find(self, pull_id: str) -> Delivery | None:
         with self._lock:
-            job = self._queues[segment].popleft()
-        pull = job.write.pull
-        result = self._attempt(job)
-        with self._lock:
-            self._active.discard(pull.pull_id)
-            self._halted.discard(pull.pull_id)
-            more = bool(self._queues[segment])
-            if not more:
-                del self._queues[segment]
-        self._report(pull.transfer_id, pull.pull_id, result)
-        if more:
-            self._pool.submit(self._work, segment)
+            return self._deliveries.get(pull_id)
 
-    def _attempt(self, job: _Job) -> Written:
-        pull = job.write.pull
+    def _waiting(self) -> list[Delivery]:
+        return [job for job in self._lanes.parked() if isinstance(job, Delivery)]
+
+    def _advance(self, delivery: Delivery) -> bool:
+        """Give a delivery a turn. Return whether it is over; then it was reported."""
+        pull = delivery.write.pull
         try:
-            plan = self._plan(job.write)
-            if job.fence is not None:
-                job.fence.synchronize()
-            move = self._pack if plan.path == "pack" else self._direct
-            num_bytes = move(plan, job.write) if len(plan.runs) else 0
+            if delivery.steps is None:
+                delivery.steps = self._steps(delivery)
+            next(delivery.steps)
+        except StopIteration as end:
+            result = Written(end.value)
         except PeerError as error:
-            return Written(0, error)
+            result = Written(0, error)
         except BindError as error:
-            return Written(0, PeerError(Reason.OUT_OF_BOUNDS, str(error)))
+            result = Written(0, PeerError(Reason.OUT_OF_BOUNDS, str(error)))
         except LayoutError as error:
-            return Written(0, PeerError(Reason.INCOMPATIBLE, str(error)))
+            result = Written(0, PeerError(Reason.INCOMPATIBLE, str(error)))
         except TransferError as error:
-            # Give stragglers time before decode is told that nothing is in flight.
-            time.sleep(self._config.cancel_grace_s)
-            return Written(0, PeerError(Reason.TRANSFER_ERROR, str(error)))
+            # Parts of the batch may still be under way: decode is told how long to keep its blocks out of use.
+            result = Written(0, PeerError(Reason.TRANSFER_ERROR, str(error)), STRAGGLERS_S)
         except Exception as error:
             logger.exception("dcp: writing for %s failed unexpectedly", pull.pull_id)
-            return Written(0, PeerError(Reason.INTERNAL, f"{type(error).__name__}: {error}"))
-        if num_bytes:
-            self._counters.add("bytes_sent", num_bytes)
-            self._counters.add("paths", 1, plan.path)
-        return Written(num_bytes)
+            result = Written(0, PeerError(Reason.INTERNAL, f"{type(error).__name__}: {error}"))
+        else:
+            return False
+        with self._lock:
+            del self._deliveries[pull.pull_id]
+        if result.num_bytes:
+            self._counters.add("bytes_sent", result.num_bytes)
+            self._counters.add("paths", 1, delivery.path)
+            self._counters.sample("write_seconds", time.monotonic() - delivery.started)
+        self._report(pull.transfer_id, pull.pull_id, result)
+        return True
 
-    def _plan(self, write: Write) -> _Plan:
-        pull, hold = write.pull, write.hold
-        decode = side_layout(pull.layout)
-        mine = next(
-            (
-                s
-                for s in sources(self._side, decode, pull.decode_rank, pull.transfer_id)
-                if s.prefill_rank == self._tp_rank
-            ),
-            None,
+    def _steps(self, delivery: Delivery) -> Generator[None, None, int]:
+        """Write a pull and return its bytes; yields whenever it waits for decode. Raises what `_advance` catches."""
+        write = delivery.write
+        plan = plan_write(
+            write.pull, write.hold.block_ids, self._pages, self._side, self._tp_rank, whole_pages=self._whole_pages
         )
-        if mine is None:
-            raise PeerError(
-                Reason.INCOMPATIBLE, f"prefill rank {self._tp_rank} is no source of rank {pull.decode_rank}"
-            )
-        unknown = sorted(pull.pages.keys() - self._index.keys())
-        if unknown or not pull.pages:
-            raise PeerError(
-                Reason.INCOMPATIBLE,
-                f"decode asks for {len(pull.pages)} layers, of which prefill rank {self._tp_rank} doesn't have "
-                f"{unknown[:4]}",
-            )
-        layers = tuple(self._index[name] for name in pull.pages)
-        pages = tuple((self._layers[i].page, page_layout(pull.pages[self._layers[i].name], decode)) for i in layers)
-        src_heads = self._side.local_heads(self._tp_rank, mine.heads)
-        dst_heads = decode.local_heads(pull.decode_rank, mine.heads)
-        shard = decode.shard_of_rank(pull.decode_rank)
-        end = pull.end
-        if self._whole_pages:
-            end = cdiv(end, decode.virtual_block_size) * decode.virtual_block_size
-        runs = plan_runs(self._side, decode, mine.prefill_shard, shard, pull.start, end)
-        dst_table = np.frombuffer(pull.block_table, dtype="<i8").tolist()
-        plan = _Plan(runs, hold.block_ids, dst_table, layers, pages, src_heads, dst_heads, "direct")
-        if self._whole_pages or not pages or not len(runs):
-            return plan
-        typical = mean_fragments(self._side, decode, mine.prefill_shard, shard, *pages[0], src_heads, dst_heads)
-        path = choose_path(typical, self._config.mooncake_protocol, self._config.path)
-        if path == "direct" and self._config.path == "auto":
-            # With blocks that are scattered, packing would gain nothing. This request's may be neighbours.
-            path = choose_path(_fragments(plan), self._config.mooncake_protocol)
-        self._announce(pull.segment, pull.decode_engine, path, typical)
-        return replace(plan, path=path)
+        if delivery.fence is not None:
+            delivery.fence.synchronize()
+        delivery.started = time.monotonic()
+        if not plan.pages or not len(plan.runs):
+            return 0
+        delivery.path = self._choose(write, plan)
+        if delivery.path == "scatter":
+            self._tell(write.peer, Want(write.pull.pull_id, self._writer.chunk_bytes))
+            while (grant := delivery.grant) is None:
+                yield
+                delivery.check()
+            if grant.slots:
+                return (yield from self._writer.scatter(delivery, plan, grant, partial(self._tell, write.peer)))
+            delivery.path = self._choose(write, plan, can_scatter=False)
+        return self._writer.pack(delivery, plan) if delivery.path == "pack" else self._writer.direct(delivery, plan)
 
-    def _announce(self, segment: str, engine: str, path: str, typical: Fragments) -> None:
-        """Say once per peer which path it gets and why."""
-        if (segment, engine) not in self._announced:
+    def _choose(self, write: Write, plan: WritePlan, *, can_scatter: bool = True) -> Path:
+        if self._whole_pages:
+            return "direct"
+        transport, override = self._config.mooncake_protocol, self._config.path
+        fragments = typical_fragments(plan)
+        path = choose_path(fragments, transport, override, can_scatter=can_scatter)
+        if path != "pack" and override == "auto":
+            # This request's blocks may be neighbours, and its fragments larger than they typically are.
+            fragments = real_fragments(plan)
+            path = choose_path(fragments, transport, can_scatter=can_scatter)
+        self._announce(write, path, fragments)
+        return path
+
+    def _announce(self, write: Write, path: Path, fragments: Fragments) -> None:
+        """Say once per peer and path that it is taken and why."""
+        key = write.pull.segment, write.pull.decode_engine, path
+        with self._lock:
+            if key in self._announced:
+                return
             if len(self._announced) >= _MAX_ANNOUNCED:
                 self._announced.clear()
-            self._announced.add((segment, engine))
-            logger.info(
-                "dcp: writing to %s (engine %s) by the %s path; mean fragment %.0f bytes direct, %.0f packed",
-                segment,
-                engine,
-                path,
-                typical.direct_bytes,
-                typical.packed_bytes,
-            )
-
-    def _direct(self, plan: _Plan, write: Write) -> int:
-        copies = bind_layers(plan.runs, plan.src_table, plan.dst_table, plan.pages, plan.src_heads, plan.dst_heads)
-        sent = 0
-        for batch in split_batches(copies, self._config.max_batch_descriptors, self._config.max_batch_bytes):
-            sent += self._write(write, batch)
-        return sent
-
-    def _pack(self, plan: _Plan, write: Write) -> int:
-        staging = self._staging
-        assert staging is not None, "prepare() comes before the first write"
-        sent = 0
-        slot = self._slots.get()
-        try:
-            chunks = pack_chunks(
-                plan.runs,
-                plan.src_table,
-                plan.dst_table,
-                plan.pages,
-                plan.src_heads,
-                plan.dst_heads,
-                staging_bytes=min(staging.slot_bytes, self._config.max_batch_bytes),
-                max_descriptors=self._config.max_batch_descriptors,
-            )
-            base = staging.base + staging.offset(slot)
-            for chunk in chunks:
-                staging.gather(slot, chunk.gathers, plan.layers)
-                sent += self._write(write, Copies(chunk.staging_offset + base, chunk.dst, chunk.length))
-        finally:
-            self._slots.put(slot)
-        return sent
-
-    def _write(self, write: Write, batch: Copies) -> int:
-        """Write one batch, unless the asker has given up or its deadline has passed."""
-        pull = write.pull
-        with self._lock:
-            halted = pull.pull_id in self._halted
-        if halted:
-            raise PeerError(Reason.CANCELLED, "decode gave the pull up")
-        if time.monotonic() >= write.deadline:
-            raise PeerError(Reason.DEADLINE, "decode's deadline passed before everything was written")
-        self._transport.write(pull.segment, batch.src.tolist(), batch.dst.tolist(), batch.length.tolist())
-        self._counters.add("descriptors", len(batch))
-        return batch.total_bytes
-
-
-def _fragments(plan: _Plan) -> Fragments:
-    """Return what one layer's descriptors are on either path, with the blocks that this request really has."""
-    arguments = (plan.runs, plan.src_table, plan.dst_table, *plan.pages[0], plan.src_heads, plan.dst_heads)
-    copies, image = bind(*arguments), plan_image(*arguments)
-    return Fragments(copies.total_bytes / len(copies), image.num_bytes / len(image.length))
+            self._announced.add(key)
+        logger.info(
+            "dcp: writing to %s (engine %s) by the %s path; mean fragment %.0f bytes direct, %.0f packed",
+            *key,
+            fragments.direct_bytes,
+            fragments.packed_bytes,
+        )

@@ -1,7 +1,9 @@
 """ZeroMQ sockets of the control channel, with the options that both ends share."""
 
+import socket
 import sys
 import time
+from urllib.parse import urlsplit
 
 import zmq
 
@@ -28,6 +30,22 @@ def open_listener(host: str) -> tuple[Socket, str]:
     except zmq.ZMQError:
         sock.close()
         raise
+
+
+def is_refused(address: str, timeout_s: float = 2.0) -> bool:
+    """Tell whether "tcp://host:port" refuses connections: its host lives, and the process that listened has ended.
+
+    A frozen process doesn't refuse, nor does a host that can't be reached: what became of those is unknown. Waits.
+    """
+    try:
+        parts = urlsplit(address)
+        if parts.hostname and parts.port:
+            socket.create_connection((parts.hostname, parts.port), timeout_s).close()
+    except ConnectionRefusedError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return False
 
 
 class Line:

@@ -1,28 +1,17 @@
-"""Registered KV tensors: from shape and strides to page layouts, and gathers into staging memory.
+"""Registered KV tensors: from shape and strides to page layouts.
 
-torch is needed only to gather from device memory; its tensors are described by a protocol, so that this module loads
-without it.
+torch's tensors are described by a protocol, so that this module loads without it.
 """
 
 from __future__ import annotations
 
-import ctypes
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy as np
+from typing import Any, NamedTuple, Protocol
 
 from dcp_connector.errors import StartupError
 from dcp_connector.geometry import GeometryError, PageLayout, SideLayout
-from dcp_connector.packing import Gather, gather_unit_bytes
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Bytes = npt.NDArray[np.uint8]
-
 
 #: torch's device types whose memory can be registered, read and waited for. ROCm calls itself cuda.
 _DEVICES = ("cpu", "cuda")
@@ -64,20 +53,39 @@ class Tensor(Protocol):
         ...
 
 
+class View(NamedTuple):
+    """A part of a tensor: its own shape and strides, and where it begins; all in elements."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
 @dataclass(frozen=True, slots=True)
 class LayerTensor:
-    """One layer's registered tensor and where it keeps its entries."""
+    """One layer's registered tensor, or a part of it, and where it keeps its entries."""
 
     name: str
     tensor: Tensor
     page: PageLayout
 
 
-def describe(name: str, tensor: Tensor, side: SideLayout, num_blocks: int) -> LayerTensor:
+def view_of(tensor: Tensor) -> View:
+    """Return the whole tensor as a view."""
+    return View(tuple(tensor.shape), tuple(tensor.stride()), 0)
+
+
+def find_problem(view: View, side: SideLayout, num_blocks: int) -> str | None:
+    """Return why a view is not [kernel blocks, heads, rows, C] or [kernel blocks, rows, C] of this side, or None."""
+    return _problem(*_with_heads(view.shape, view.stride), side, num_blocks)
+
+
+def describe(name: str, tensor: Tensor, side: SideLayout, num_blocks: int, *, part: View | None = None) -> LayerTensor:
     """Return where a registered tensor keeps (kernel block, head, row), from its shape and strides alone.
 
     vLLM registers views of shape [kernel blocks, heads, rows, C], or [kernel blocks, rows, C] with one head; the
     strides give the physical order. `num_blocks` are the scheduler's blocks; the tensor may cut each into several.
+    `part` is the view of the tensor that is meant, if not all of it (`layers` finds keys and values that lie apart).
     Raises StartupError for anything else: an unknown layout must not be guessed.
     """
     if str(tensor.device).partition(":")[0] not in _DEVICES:
@@ -85,9 +93,8 @@ def describe(name: str, tensor: Tensor, side: SideLayout, num_blocks: int) -> La
             f"the KV tensor of {name} is on device {tensor.device}; this connector moves memory of cpu or cuda (also "
             "ROCm's) only"
         )
-    shape, stride, item = tuple(tensor.shape), tuple(tensor.stride()), tensor.element_size()
-    if len(shape) == 3:
-        shape, stride = (shape[0], 1, *shape[1:]), (stride[0], stride[0], *stride[1:])
+    view, item = part or view_of(tensor), tensor.element_size()
+    shape, stride = _with_heads(view.shape, view.stride)
     problem = _problem(shape, stride, side, num_blocks)
     if problem:
         raise StartupError(
@@ -96,7 +103,7 @@ def describe(name: str, tensor: Tensor, side: SideLayout, num_blocks: int) -> La
         )
     try:
         page = PageLayout(
-            base=tensor.data_ptr(),
+            base=tensor.data_ptr() + view.offset * item,
             num_blocks=shape[0],
             kernel_block_size=shape[2],
             block_size=side.block_size,
@@ -109,6 +116,13 @@ def describe(name: str, tensor: Tensor, side: SideLayout, num_blocks: int) -> La
     except GeometryError as error:
         raise StartupError(f"the KV tensor of {name} can't be described: {error}") from error
     return LayerTensor(name, tensor, page)
+
+
+def _with_heads(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return shape and strides with a dimension of one head where there is none."""
+    if len(shape) != 3:
+        return shape, stride
+    return (shape[0], 1, *shape[1:]), (stride[0], stride[0], *stride[1:])
 
 
 def _problem(shape: tuple[int, ...], stride: tuple[int, ...], side: SideLayout, num_blocks: int) -> str | None:
@@ -124,85 +138,20 @@ def _problem(shape: tuple[int, ...], stride: tuple[int, ...], side: SideLayout, 
 
 
 def storages(tensors: Mapping[str, Tensor]) -> tuple[tuple[int, int], ...]:
-    """Return (address, bytes) of each distinct allocation behind the tensors, once: layers may share one."""
-    found = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors.values()}
-    return tuple(sorted(found.items()))
+    """Return (address, bytes) of each allocation behind the tensors, once: layers may share one.
 
-
-class Staging:
-    """Memory that packed rows are gathered into, one slot of it per transfer thread.
-
-    `gather` fills a slot's bytes from a layer; `address(slot)` is where the TransferEngine reads them. Staging lives on
-    the tensors' own device, so that packed bytes never cross a bus twice.
+    Ranges that overlap are one: the TransferEngine refuses to register a byte twice.
     """
-
-    def __init__(self, layers: tuple[LayerTensor, ...], slot_bytes: int, num_slots: int) -> None:
-        self.slot_bytes = slot_bytes
-        self._layers = layers
-        on_device = layers[0].tensor.is_cuda
-        total = slot_bytes * num_slots
-        if on_device:
-            self._gather, self.base, self._keep = _device_gather(layers, total)
+    found: list[tuple[int, int]] = []
+    for address, size in sorted(
+        (t.untyped_storage().data_ptr(), t.untyped_storage().nbytes()) for t in tensors.values()
+    ):
+        if found and address < sum(found[-1]):
+            first, length = found[-1]
+            found[-1] = first, max(length, address + size - first)
         else:
-            buffer: Bytes = np.zeros(total, dtype=np.uint8)
-            self._gather, self.base, self._keep = _host_gather(layers, buffer), int(buffer.ctypes.data), buffer
-        self.num_bytes = total
-
-    def offset(self, slot: int) -> int:
-        """Return where a slot begins, in bytes from `base`."""
-        return slot * self.slot_bytes
-
-    def gather(self, slot: int, gathers: tuple[Gather, ...], layers: tuple[int, ...]) -> None:
-        """Fill a slot. `layers[g.layer]` is the index of a gather's layer in the constructor's `layers`."""
-        for item in gathers:
-            self._gather(self.offset(slot) + item.staging_offset, layers[item.layer], item)
-
-
-_GatherOne = Callable[[int, int, Gather], None]
-
-
-def _host_gather(layers: tuple[LayerTensor, ...], buffer: Bytes) -> _GatherOne:
-    """Gather with numpy, which releases the interpreter lock and copies unit by unit."""
-    sources: list[Bytes] = []
-    for layer in layers:
-        unit = gather_unit_bytes(layer.page)
-        count = layer.page.span_bytes // unit
-        raw = (ctypes.c_uint8 * (count * unit)).from_address(layer.page.base)
-        sources.append(np.ctypeslib.as_array(raw).reshape(count, unit))
-
-    def gather(offset: int, layer: int, item: Gather) -> None:
-        size = len(item.units) * item.unit_bytes
-        out = buffer[offset : offset + size].reshape(len(item.units), item.unit_bytes)
-        # "clip" avoids a second copy of the output; the units were checked against the page when they were planned.
-        np.take(sources[layer], item.units, axis=0, out=out, mode="clip")
-
-    return gather
-
-
-def _device_gather(layers: tuple[LayerTensor, ...], total: int) -> tuple[_GatherOne, int, Any]:
-    """Gather with torch on a side stream, so that the model's own stream is never waited for."""
-    torch: Any = importlib.import_module("torch")
-    device = layers[0].tensor.device
-    buffer = torch.empty(total, dtype=torch.uint8, device=device)
-    stream = torch.cuda.Stream(device=device)
-    sources: list[Any] = []
-    for layer in layers:
-        unit = gather_unit_bytes(layer.page)
-        storage = layer.tensor.untyped_storage()
-        flat = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
-        sources.append(
-            flat.as_strided((layer.page.span_bytes // unit, unit), (unit, 1), layer.page.base - storage.data_ptr())
-        )
-
-    def gather(offset: int, layer: int, item: Gather) -> None:
-        size = len(item.units) * item.unit_bytes
-        with torch.cuda.stream(stream):
-            units = torch.from_numpy(item.units.copy()).to(device)
-            out = buffer[offset : offset + size].view(len(item.units), item.unit_bytes)
-            torch.index_select(sources[layer], 0, units, out=out)
-        stream.synchronize()
-
-    return gather, int(buffer.data_ptr()), buffer
+            found.append((address, size))
+    return tuple(found)
 
 
 class Fence(Protocol):

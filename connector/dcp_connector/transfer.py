@@ -4,14 +4,35 @@ from __future__ import annotations
 
 import importlib
 import os
+import socket
 import time
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from dcp_connector.errors import ConnectorError, StartupError
+from dcp_connector.errors import ConnectorError, PeerError, Reason, StartupError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+#: Mooncake gives a batch up after this, counted from its start over all of its own retries (plus 1 ns a byte).
+BATCH_TIMEOUT_S = 30
+#: A batch that it gave up may still have parts under way, on connections that end when nothing moves on them for
+#: `MC_TCP_PROGRESS_TIMEOUT_SEC`. After as long as a batch may take they are over.
+STRAGGLERS_S = 30.0
+#: Mooncake waits for so long for the answer of a peer that it meets for the first time.
+MEETING_S = 60.0
+#: How long after its start a batch may write at most.
+LONGEST_WRITE_S = MEETING_S + BATCH_TIMEOUT_S + STRAGGLERS_S
+
+#: How long a peer may take to show that it runs, when it is met for the first time; and peers that are remembered.
+_GREETING_S = 3.0
+_MAX_MET = 4096
+
+#: What the bounds above rest on, so a pod's own values don't count.
+_TIMEOUTS = {
+    "MC_TRANSFER_TIMEOUT": str(BATCH_TIMEOUT_S),
+    "MC_TCP_PROGRESS_TIMEOUT_SEC": "15",
+    "MC_TCP_STATUS_TIMEOUT_SEC": "15",
+}
 #: Mooncake's own limits are too small: one batch of 3,000 descriptors is refused, 4,000 wedge a session for good.
 #: They are read when the library is loaded, so they have to be set before.
 _LIMITS = {
@@ -40,7 +61,7 @@ class Transport(Protocol):
         ...
 
     def write(self, segment: str, src: Sequence[int], dst: Sequence[int], length: Sequence[int]) -> None:
-        """Write one batch and wait for it. Raises TransferError."""
+        """Write one batch and wait for it. Raises TransferError, or PeerError if nothing was written."""
         ...
 
 
@@ -57,6 +78,7 @@ class MooncakeTransport:
             )
         port = self._engine.get_rpc_port()
         self.segment = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._met: dict[str, None] = {}
 
     def register(self, address: int, num_bytes: int) -> None:
         """Make memory readable and writable for transfers. Raises StartupError."""
@@ -69,7 +91,11 @@ class MooncakeTransport:
             )
 
     def write(self, segment: str, src: Sequence[int], dst: Sequence[int], length: Sequence[int]) -> None:
-        """Write one batch and wait for it. Raises TransferError; then any part of it may be written, now or later."""
+        """Write one batch and wait for it. Raises TransferError; then any part of it may be written, now or later.
+
+        Raises PeerError for a peer that isn't there; then nothing was written.
+        """
+        self._meet(segment)
         started = time.monotonic()
         code = self._engine.batch_transfer_sync_write(segment, src, dst, length)
         if code != 0:
@@ -79,9 +105,33 @@ class MooncakeTransport:
                 f"(code {code}); Mooncake's own log on stderr says why"
             )
 
+    def _meet(self, segment: str) -> None:
+        """Let Mooncake meet only peers that run: it does so under a lock, which all other writes would wait for."""
+        if segment in self._met:
+            return
+        if not runs(segment, _GREETING_S):
+            raise PeerError(Reason.PEER_LOST, f"nobody answers at {segment}, where decode wants its KV")
+        self._met[segment] = None
+        while len(self._met) > _MAX_MET:
+            self._met.pop(next(iter(self._met)), None)
+
+
+def runs(segment: str, timeout_s: float) -> bool:
+    """Tell whether the TransferEngine at "host:port" runs: it hangs up on who says nothing. A frozen one doesn't."""
+    host, _, port = segment.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout_s) as sock:
+            sock.shutdown(socket.SHUT_WR)
+            return sock.recv(1) == b""
+    except ConnectionResetError:
+        return True
+    except (OSError, ValueError, OverflowError):
+        return False
+
 
 def _load(protocol: str) -> Any:
     """Import mooncake's engine with its limits raised. Raises StartupError in one sentence."""
+    os.environ.update(_TIMEOUTS)
     for name, value in _LIMITS.items():
         os.environ.setdefault(name, value)
     if protocol == "tcp":

@@ -3,6 +3,7 @@
 Version history
 ---------------
 1   first version (0.1.0)
+2   the scatter path: Want, Grant, Chunk, Taken; `decode_stages` in a Pull, whose ranks count over pipeline stages
 
 A frame (one ZeroMQ message part)
 ---------------------------------
@@ -11,7 +12,7 @@ A frame (one ZeroMQ message part)
     3       1     protocol version, unsigned
     4       8     time of sending, milliseconds since 1970, unsigned, big endian
     12      16    nonce, random
-    28      32    HMAC-SHA256 of bytes 0..27 followed by the payload, key = the shared secret
+    28      32    HMAC-SHA256 of bytes 0..27 followed by the payload, key = the newest that both sides share (`keys`)
     60      n     payload: msgpack of one message below, a map with its kind under "k"
 
 The version is compared before anything else is looked at, the code before the payload is decoded. A frame that is too
@@ -25,8 +26,12 @@ Decode asks, prefill answers. All answers name the `pull_id` that they settle.
     decode -> prefill   Pull      write tokens [start, end) of a transfer into my pages
     decode -> prefill   Cancel    I give this pull up; tell me when nothing of it is in flight any more
     decode -> prefill   Release   this rank's blocks are not needed for the transfer
+    prefill -> decode   Want      I would write this pull by the scatter path; where may I put the chunks?
+    decode -> prefill   Grant     chunk k goes into slot k % n of these n slots; none: take another path
+    prefill -> decode   Chunk     a chunk lies in its slot
+    decode -> prefill   Taken     the chunk was read and its slot is free
     prefill -> decode   Done      everything of the pull has been written
-    prefill -> decode   Failed    the pull ends without all of it written; nothing is in flight any more
+    prefill -> decode   Failed    the pull ends without all of it written; it says when nothing is in flight any more
     prefill -> decode   Settled   the cancelled pull has nothing in flight any more
 """
 
@@ -41,7 +46,7 @@ import msgspec
 
 from dcp_connector.errors import Reason, WireError
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 #: Longest frame. A block table of 250,000 blocks and 200 layers' pages stays far below it.
 MAX_FRAME_BYTES = 4 * 1024 * 1024
 #: How far the two hosts' clocks may differ, and how long a frame may be under way.
@@ -53,6 +58,7 @@ _MAGIC = b"DKV"
 _HEADER = struct.Struct(">3sBQ16s")
 _MAC_BYTES = 32
 _OVERHEAD = _HEADER.size + _MAC_BYTES
+_MAX_SIGNATURES = 16
 
 _Text = Annotated[str, msgspec.Meta(max_length=512)]
 _Size = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
@@ -91,6 +97,7 @@ class Pull(msgspec.Struct, frozen=True, tag_field="k", tag="pull"):
     prefill_engine: _Text
     prefill_rank: _Size
     decode_engine: _Text
+    #: counted like `prefill_rank` over pipeline stages and tensor ranks: stage * T + tensor rank
     decode_rank: _Size
     #: seconds until the asking side gives up, counted from sending
     budget_s: Annotated[float, msgspec.Meta(ge=0, le=1e6)]
@@ -104,6 +111,8 @@ class Pull(msgspec.Struct, frozen=True, tag_field="k", tag="pull"):
     pages: dict[_Text, Page]
     #: TransferEngine segment of the asking rank, "host:port"
     segment: _Text
+    #: pipeline stages of the decode engine; each of them asks, so that prefill knows when all have what they need
+    decode_stages: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
 
 
 class Cancel(msgspec.Struct, frozen=True, tag_field="k", tag="cancel"):
@@ -112,16 +121,50 @@ class Cancel(msgspec.Struct, frozen=True, tag_field="k", tag="cancel"):
     pull_id: _Text
     transfer_id: _Text
     prefill_engine: _Text
+    prefill_rank: _Size
 
 
 class Release(msgspec.Struct, frozen=True, tag_field="k", tag="release"):
-    """Decode needs nothing (more) from this prefill rank for the transfer."""
+    """Decode needs nothing (more) from this prefill rank for the transfer. Other ranks ignore it."""
 
     transfer_id: _Text
     prefill_engine: _Text
+    prefill_rank: _Size
     decode_engine: _Text
     #: why, for the log
     why: _Text
+
+
+class Want(msgspec.Struct, frozen=True, tag_field="k", tag="want"):
+    """Prefill would write this pull in chunks of at most `chunk_bytes` into staging memory of decode."""
+
+    pull_id: _Text
+    chunk_bytes: _Positive
+
+
+class Grant(msgspec.Struct, frozen=True, tag_field="k", tag="grant"):
+    """Staging memory of decode that is this pull's until it is settled: addresses of slots, and the bytes of a chunk.
+
+    Without slots decode has no staging memory for this pull. `chunk_bytes` is at most what was wanted.
+    """
+
+    pull_id: _Text
+    slots: Annotated[tuple[_Address, ...], msgspec.Meta(max_length=64)]
+    chunk_bytes: _Positive
+
+
+class Chunk(msgspec.Struct, frozen=True, tag_field="k", tag="chunk"):
+    """This chunk of the pull lies in slot `number` % number of slots; `chunks` says what it holds."""
+
+    pull_id: _Text
+    number: _Size
+
+
+class Taken(msgspec.Struct, frozen=True, tag_field="k", tag="taken"):
+    """This chunk was read; its slot may be written again."""
+
+    pull_id: _Text
+    number: _Size
 
 
 class Done(msgspec.Struct, frozen=True, tag_field="k", tag="done"):
@@ -132,11 +175,13 @@ class Done(msgspec.Struct, frozen=True, tag_field="k", tag="done"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag_field="k", tag="failed"):
-    """The pull ended without all of it written. Nothing of it is in flight."""
+    """The pull ended without all of it written. No part of it arrives later than `quiet_s` after this message."""
 
     pull_id: _Text
     reason: Reason
     detail: Annotated[str, msgspec.Meta(max_length=2048)]
+    #: 0: nothing is in flight. Else the TransferEngine failed a batch, of which some may still be under way
+    quiet_s: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.0
 
 
 class Settled(msgspec.Struct, frozen=True, tag_field="k", tag="settled"):
@@ -145,8 +190,8 @@ class Settled(msgspec.Struct, frozen=True, tag_field="k", tag="settled"):
     pull_id: _Text
 
 
-ToPrefill = Pull | Cancel | Release
-ToDecode = Done | Failed | Settled
+ToPrefill = Pull | Cancel | Release | Grant | Taken
+ToDecode = Done | Failed | Settled | Want | Chunk
 Message = ToPrefill | ToDecode
 
 
@@ -158,23 +203,37 @@ def token_digest(tokens: bytes, adapter: str) -> bytes:
     return hashlib.blake2b(tokens, digest_size=16, key=hashlib.blake2b(adapter.encode()).digest()).digest()
 
 
-def sign(secret: bytes, body: bytes) -> str:
-    """Return the hex HMAC-SHA256 that accompanies a handshake served over HTTP."""
-    return hmac.new(secret, b"topology\n" + body, hashlib.sha256).hexdigest()
+#: The shared secret: one key, or what returns the keys in use now, of which the first seals and all open.
+Secret = bytes | Callable[[], tuple[bytes, ...]]
 
 
-def is_signed(secret: bytes, body: bytes, signature: str) -> bool:
-    """Tell whether `signature` is that of `body`, in a time that doesn't depend on where they differ."""
-    return hmac.compare_digest(sign(secret, body).encode(), signature.encode("utf-8", "replace"))
+def keys_of(secret: Secret) -> tuple[bytes, ...]:
+    """Return the keys in use now, the one that seals first."""
+    return (secret,) if isinstance(secret, bytes) else secret()
+
+
+def sign(secret: Secret, body: bytes) -> str:
+    """Return the hex HMAC-SHA256 of a handshake served over HTTP; one for each key, separated by commas."""
+    return ",".join(_signature(key, body).decode() for key in keys_of(secret))
+
+
+def is_signed(secret: Secret, body: bytes, signatures: str) -> bool:
+    """Tell whether one of our keys signed `body`, in a time that doesn't depend on where signatures differ."""
+    given = signatures.encode("utf-8", "replace").split(b",")[:_MAX_SIGNATURES]
+    return any(hmac.compare_digest(_signature(key, body), one) for key in keys_of(secret) for one in given)
+
+
+def _signature(key: bytes, body: bytes) -> bytes:
+    return hmac.new(key, b"topology\n" + body, hashlib.sha256).hexdigest().encode()
 
 
 class Channel:
-    """Seals and opens frames with one secret. Not thread-safe: one per thread that owns a socket.
+    """Seals and opens frames with a shared secret. Not thread-safe: one per thread that owns a socket.
 
     `clock` returns seconds since 1970, `nonce` 16 random bytes.
     """
 
-    def __init__(self, secret: bytes, clock: Callable[[], float], nonce: Callable[[], bytes]) -> None:
+    def __init__(self, secret: Secret, clock: Callable[[], float], nonce: Callable[[], bytes]) -> None:
         self._secret = secret
         self._clock = clock
         self._nonce = nonce
@@ -190,7 +249,7 @@ class Channel:
                 f"a message of {len(payload)} bytes is longer than the {MAX_FRAME_BYTES} that a peer accepts"
             )
         header = _HEADER.pack(_MAGIC, PROTOCOL_VERSION, int(self._clock() * 1000), self._nonce())
-        return header + self._mac(header, payload) + payload
+        return header + _mac(keys_of(self._secret)[0], header, payload) + payload
 
     def open(self, frame: bytes) -> Message:
         """Return the message in `frame`. Raises WireError in words for everything that isn't fresh and authentic."""
@@ -205,16 +264,14 @@ class Channel:
         if version != PROTOCOL_VERSION:
             raise WireError(f"frame has protocol version {version}, this connector speaks {PROTOCOL_VERSION}")
         payload = frame[_OVERHEAD:]
-        if not hmac.compare_digest(frame[_HEADER.size : _OVERHEAD], self._mac(header, payload)):
+        code = frame[_HEADER.size : _OVERHEAD]
+        if not any(hmac.compare_digest(code, _mac(key, header, payload)) for key in keys_of(self._secret)):
             raise WireError("frame has a wrong authentication code: the two sides don't share the same secret")
         self._check_fresh(nonce, sent_ms / 1000)
         try:
             return self._decoder.decode(payload)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise WireError(f"payload is not a message: {error}") from error
-
-    def _mac(self, header: bytes, payload: bytes) -> bytes:
-        return hmac.new(self._secret, header + payload, hashlib.sha256).digest()
 
     def _check_fresh(self, nonce: bytes, sent: float) -> None:
         now = self._clock()
@@ -227,3 +284,7 @@ class Channel:
         self._seen[nonce] = now
         while self._seen and (len(self._seen) > MAX_NONCES or next(iter(self._seen.values())) < now - 2 * MAX_AGE_S):
             self._seen.popitem(last=False)
+
+
+def _mac(key: bytes, header: bytes, payload: bytes) -> bytes:
+    return hmac.new(key, header + payload, hashlib.sha256).digest()

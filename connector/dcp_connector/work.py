@@ -25,21 +25,42 @@ class StepWork:
 
 @dataclass(slots=True)
 class RankReport:
-    """Workers to scheduler: how requests ended on a rank, `None` for good. Merged over ranks, pickled."""
+    """Workers to scheduler: how requests ended on a rank, `None` for good. Merged over ranks, pickled.
+
+    `unclear` and `cleared` count ranks: those where a writer may still write into the blocks of a request that ended,
+    and those where it can't any more.
+    """
 
     sent: dict[str, Reason | None] = field(default_factory=dict[str, "Reason | None"])
     received: dict[str, Reason | None] = field(default_factory=dict[str, "Reason | None"])
+    unclear: dict[str, int] = field(default_factory=dict[str, int])
+    cleared: dict[str, int] = field(default_factory=dict[str, int])
 
     def is_empty(self) -> bool:
-        """Tell whether no request ended."""
-        return not (self.sent or self.received)
+        """Tell whether there is nothing to tell."""
+        return not (self.sent or self.received or self.unclear or self.cleared)
+
+    def merged(self, other: "RankReport") -> "RankReport":
+        """Return both ranks' reports as one."""
+        return RankReport(
+            merge_outcomes(self.sent, other.sent),
+            merge_outcomes(self.received, other.received),
+            _sum(self.unclear, other.unclear),
+            _sum(self.cleared, other.cleared),
+        )
 
 
 def worst(first: Reason | None, second: Reason | None) -> Reason | None:
-    """Return how a request ended over two ranks: a failure wins, then success, then "this rank wasn't needed"."""
+    """Return how a request ended over two ranks.
+
+    A failure wins, then "cancelled" (a rank that stopped because another one failed says so), then success, then "this
+    rank wasn't needed".
+    """
     for reason in (first, second):
-        if reason not in (None, Reason.RELEASED):
+        if reason not in (None, Reason.RELEASED, Reason.CANCELLED):
             return reason
+    if Reason.CANCELLED in (first, second):
+        return Reason.CANCELLED
     return None if None in (first, second) else Reason.RELEASED
 
 
@@ -49,3 +70,7 @@ def merge_outcomes(first: dict[str, Reason | None], second: dict[str, Reason | N
     for request_id, reason in second.items():
         merged[request_id] = worst(merged[request_id], reason) if request_id in merged else reason
     return merged
+
+
+def _sum(first: dict[str, int], second: dict[str, int]) -> dict[str, int]:
+    return {key: first.get(key, 0) + second.get(key, 0) for key in first | second}

@@ -11,8 +11,13 @@ from typing import TYPE_CHECKING
 from dcp_connector.decode_worker import DecodeWorker
 from dcp_connector.errors import ConnectorError
 from dcp_connector.handshake import RankFacts, SideFacts, side_layout, wire_page
+from dcp_connector.health import RankHealth, thread_problem
+from dcp_connector.layers import Registered, flatten, read_layers, with_halves
+from dcp_connector.paths import landing_slots
 from dcp_connector.prefill_worker import PrefillWorker
-from dcp_connector.tensors import Tensor, describe, fence, storages
+from dcp_connector.requests_decode import Cleared
+from dcp_connector.staging import Staging
+from dcp_connector.tensors import Tensor, fence, storages
 from dcp_connector.work import RankReport, StepWork
 
 if TYPE_CHECKING:
@@ -20,7 +25,9 @@ if TYPE_CHECKING:
 
     from dcp_connector.config import ConnectorConfig
     from dcp_connector.stats import Counters, Data
+    from dcp_connector.tensors import LayerTensor
     from dcp_connector.transfer import Transport
+    from dcp_connector.wire import Secret
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +48,7 @@ class WorkerSide:
         read_facts: Callable[[tuple[str, ...]], SideFacts],
         open_transport: Callable[[], Transport],
         config: ConnectorConfig,
-        secret: bytes,
+        secret: Secret,
         counters: Counters,
     ) -> None:
         self._host = host
@@ -58,19 +65,22 @@ class WorkerSide:
         self._some_tensor: Tensor | None = None
         self._transport: Transport | None = None
         self._failed_blocks: set[int] = set()
+        self._failed_requests: set[str] = set()
         self._report = RankReport()
         self._virtual_block_size = 1
+        self._health: RankHealth | None = None
         self.facts: RankFacts | None = None
 
-    def register(self, tensors: Mapping[str, Tensor]) -> None:
+    def register(self, tensors: Mapping[str, Registered]) -> None:
         """Take the KV tensors over: describe, register with the TransferEngine, start. Raises StartupError in words."""
         facts = self._read_facts(tuple(tensors))
         side = side_layout(facts.layout)
         self._virtual_block_size = side.virtual_block_size
-        layers = tuple(describe(name, tensor, side, self._num_blocks) for name, tensor in tensors.items())
+        self._counters.rank = self._pp_rank * side.tensor_parallel_size + self._tp_rank
+        layers = read_layers(tensors, side, self._num_blocks)
         # Kept: peers reach the registered memory only while the TransferEngine lives.
         transport = self._transport = self._open_transport()
-        for address, num_bytes in storages(tensors):
+        for address, num_bytes in storages(flatten(tensors)):
             transport.register(address, num_bytes)
         self._some_tensor = layers[0].tensor
         if facts.role != "kv_consumer":
@@ -80,19 +90,21 @@ class WorkerSide:
                 tp_rank=self._tp_rank,
                 pp_rank=self._pp_rank,
                 side=side,
-                layers=layers,
+                layers=with_halves(layers, facts.key_bytes),
                 whole_pages=facts.page_format == "opaque",
                 transport=transport,
                 config=self._config,
                 secret=self._secret,
                 counters=self._counters,
             )
+        self._health = RankHealth(self._host, self.problems)
         self.facts = RankFacts(
             side=facts,
             tp_rank=self._tp_rank,
             pp_rank=self._pp_rank,
             control=self._prefill.address if self._prefill else "",
             pages={layer.name: wire_page(layer.page) for layer in layers},
+            health=self._health.address,
         )
         if facts.role != "kv_producer":
             self._decode = DecodeWorker(
@@ -102,6 +114,7 @@ class WorkerSide:
                 config=self._config,
                 secret=self._secret,
                 counters=self._counters,
+                staging=self._decode_staging(transport, layers, facts),
             )
         logger.info(
             "dcp: rank tp %d pp %d is up: %s, %s pages, segment %s",
@@ -111,6 +124,24 @@ class WorkerSide:
             facts.page_format,
             transport.segment,
         )
+
+    def problems(self) -> list[str]:
+        """Return what is wrong with this rank's threads, one line each. Any thread."""
+        halves = (("prefill", self._prefill), ("decode", self._decode))
+        found = (thread_problem(name, alive=half.alive, idle_s=half.idle_s) for name, half in halves if half)
+        return [problem for problem in found if problem is not None]
+
+    def _decode_staging(
+        self, transport: Transport, layers: tuple[LayerTensor, ...], facts: SideFacts
+    ) -> Staging | None:
+        """Return registered memory that writers may put rows in, or None where no pull can come by the scatter path."""
+        if facts.page_format == "opaque" or self._config.path in ("direct", "pack"):
+            return None
+        tensors = [layer.tensor for layer in layers]
+        slot_bytes, num_slots = landing_slots(self._config.staging_bytes, self._config.mooncake_protocol)
+        staging = Staging(tensors, slot_bytes, num_slots, self._config.staging_memory)
+        transport.register(staging.base, staging.num_bytes)
+        return staging
 
     def start(self, work: StepWork) -> None:
         """Begin what the scheduler decided in this step."""
@@ -138,14 +169,27 @@ class WorkerSide:
             sent.add(item.request_id)
             self._report.sent[item.request_id] = item.reason
         for over in self._decode.take_finished() if self._decode else ():
-            received.add(over.load.request_id)
-            self._report.received[over.load.request_id] = over.reason
-            if over.reason is not None and not over.aborted:
+            request_id = over.load.request_id
+            if isinstance(over, Cleared):
+                self._report.cleared[request_id] = 1
+                continue
+            received.add(request_id)
+            self._report.received[request_id] = over.reason
+            if not over.confirmed:
+                # The scheduler keeps its blocks out of use, so none of them may be computed into either.
+                self._report.unclear[request_id] = 1
+                self._failed_requests.add(request_id)
+            elif over.reason is not None and not over.aborted:
                 # From the first fetched block on nothing counts as computed. Earlier ones may be shared and are good.
                 # 0 is vLLM's null block: it stands for no block, in any number of tables.
                 fetched = over.load.block_ids[over.load.start // self._virtual_block_size :]
                 self._failed_blocks.update(block for block in fetched if block)
         return sent, received
+
+    def take_failed_requests(self) -> set[str]:
+        """Return failed loads that need other blocks. Call after `finished`, in the same step."""
+        failed, self._failed_requests = self._failed_requests, set()
+        return failed
 
     def take_failed_blocks(self) -> set[int]:
         """Return the blocks of loads that failed since the last call. Call after `finished`, in the same step."""
@@ -163,7 +207,7 @@ class WorkerSide:
 
     def close(self) -> None:
         """Stop all threads."""
-        for half in (self._prefill, self._decode):
+        for half in (self._health, self._prefill, self._decode):
             if half is not None:
                 half.close()
 

@@ -28,7 +28,14 @@ from devcluster.files import ensure_folder
 from devcluster.progress import Log, heartbeat
 from devcluster.shell import find_program, run, succeeds
 
-__all__ = ["base_prefix", "engine_environment_path", "ensure_engine_environment", "ensure_models", "prune"]
+__all__ = [
+    "base_prefix",
+    "engine_environment_path",
+    "ensure_engine_environment",
+    "ensure_models",
+    "find_uv",
+    "prune",
+]
 
 _PYTHON = "3.11"  # what devcluster/engine/uv.lock is for
 # Mooncake links the RDMA libraries even when it talks TCP only.
@@ -47,7 +54,7 @@ def ensure_engine_environment(cache: Path, log: Log) -> Path:
     log_file = target.parent / "install.log"
     ensure_folder(
         target,
-        lambda partial: _build(partial, uv=_find_uv(cache), python=python, log_file=log_file, log=log),
+        lambda partial: _build(partial, uv=find_uv(cache), python=python, log_file=log_file, log=log),
         log,
         "the CPU engine's environment",
         cache / "locks" / "engine.lock",
@@ -174,7 +181,8 @@ def _apt_install(packages: list[str], log: Log) -> None:
     )
 
 
-def _find_uv(cache: Path) -> Path:
+def find_uv(cache: Path) -> Path:
+    """Return uv: the one on PATH, beside this interpreter, or in the cache. Raises DevClusterError."""
     candidates = [os.environ.get("UV", ""), find_program("uv") or "", str(Path(sys.executable).parent / "uv")]
     candidates += [str(path) for path in sorted((cache / "tools").glob("uv-*/bin/uv"), reverse=True)]
     for candidate in candidates:
@@ -199,7 +207,7 @@ def _interpreter(cache: Path) -> Path | None:
     if system.is_file():
         return system
     try:
-        argv = [_find_uv(cache), "python", "find", "--no-python-downloads", "--no-project", "--system", _PYTHON]
+        argv = [find_uv(cache), "python", "find", "--no-python-downloads", "--no-project", "--system", _PYTHON]
         found = run(argv, what="looking for an interpreter")
     except DevClusterError:
         return None

@@ -7,14 +7,16 @@ import os
 import secrets
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import kopf
 
+from dcp_operator import catalogue_file
 from dcp_operator.client import Api, ApiError
+from dcp_operator.environment import SettingError, configure_logging, read_port
 from dcp_operator.handlers import build_registry
-from dcp_operator.process import SettingError, configure_logging, read_port, wait_for_api
+from dcp_operator.process import wait_for_api
 from dcp_operator.reconciler import Reconciler
 from dcp_operator.target import Operator
 
@@ -65,10 +67,16 @@ def main() -> int:
     configure_logging()
     try:
         environment = read_environment(os.environ)
+        models = catalogue_file.from_environment(os.environ.get(catalogue_file.VARIABLE, ""))
         api = Api()
         wait_for_api(api)
         reconciler = Reconciler(
-            api, environment.operator, namespaces=environment.namespaces, now=now, fresh_key=fresh_key
+            api,
+            replace(environment.operator, catalogue=models.catalogue),
+            namespaces=environment.namespaces,
+            now=now,
+            fresh_key=fresh_key,
+            models=models,
         )
         kopf.run(
             registry=build_registry(reconciler),

@@ -11,10 +11,13 @@ import random
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Final
 
 from dcp_operator.apply import Applier
 from dcp_operator.brake import Brake
+from dcp_operator.catalogue import Catalogue
+from dcp_operator.catalogue_file import CatalogueFile
 from dcp_operator.client import Api, ApiError
 from dcp_operator.gather import WATCHED_KINDS, Cache
 from dcp_operator.kinds import DEPLOYMENT_OF_ENGINES, Kind
@@ -50,8 +53,10 @@ class Reconciler:
         namespaces: tuple[str, ...] = (),
         now: Callable[[], str],
         fresh_key: Callable[[], str],
+        models: CatalogueFile | None = None,
     ) -> None:
         self._api = api
+        self._models = models
         self._operator = operator
         self._namespaces: tuple[str | None, ...] = namespaces or (None,)
         self._now = now
@@ -84,8 +89,15 @@ class Reconciler:
         self._started = True
         self._spawn(self._resync_forever())
         self._spawn(self._ask_refused_forever())
+        if self._models is not None:
+            self._spawn(self._models.keep_fresh(self.use_catalogue))
         self._wake_all()
         log.info("watching objects=%d", len(self._tasks))
+
+    def use_catalogue(self, catalogue: Catalogue) -> None:
+        """Judge all objects by another catalogue from now on; what runs is not touched by it."""
+        self._operator = replace(self._operator, catalogue=catalogue)
+        self._wake_all()
 
     async def stop(self) -> None:
         """End all tasks; a write that has begun is finished."""

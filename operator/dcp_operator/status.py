@@ -8,6 +8,7 @@ from dcp_operator import names
 from dcp_operator.api.findings import Finding
 from dcp_operator.api.spec import Spec
 from dcp_operator.api.status import Condition, Resolved, ResolvedRole, RoleStatus, Status
+from dcp_operator.connectors import PROFILES
 from dcp_operator.observed import Body, Observed, entries
 from dcp_operator.problems import component_problem
 from dcp_operator.reasons import Problem, Reason
@@ -83,7 +84,11 @@ def _conditions(observed: Observed, target: Target, failures: list[Problem]) -> 
     revision = target.revision or (serving[-1] if serving else None)
     states = revision_states(observed, revision) if revision is not None else {}
     components = {component: _component(states.get(component), component, observed) for component in names.COMPONENTS}
-    config = _config(target)
+    router = states.get(names.ROUTER)
+    if target.spec is not None and router is not None and router.exists and router.wanted == 0:
+        components[names.ROUTER] = _own_router(target.spec) or components[names.ROUTER]
+    engines_run = target.revision is not None and all(components[role].status == "True" for role in Role)
+    config = _config(target, engines_run=engines_run)
     problems = [Problem(said.reason, said.message) for said in (config,) if said.status == "False"]
     problems += failures
     problems += [Problem(said.reason, said.message) for said in components.values() if said.status == "False"]
@@ -130,14 +135,39 @@ def _component(state: ComponentState | None, component: str, observed: Observed)
     return _Said("False", problem.reason, problem.message)
 
 
-def _config(target: Target) -> _Said:
+def _own_router(spec: Spec) -> _Said | None:
+    """Return what to say of no router where the connector needs one that the user brings; None where it does not."""
+    if PROFILES[spec.kv_connector.type].router_discovers:
+        return None
+    words = f"no router is wanted with spec.kvConnector.type {spec.kv_connector.type}: yours asks the engines"
+    return _Said("True", Reason.PODS_READY, words)
+
+
+def _config(target: Target, *, engines_run: bool) -> _Said:
     if target.violations:
         return _Said("False", Reason.INVALID_SPEC, _cut(f"the spec is refused: {_lines(target.violations)}"))
     unknown = [finding for finding in target.warnings if finding.rule == UNKNOWN_MODEL_RULE]
-    if unknown:
+    if unknown and not (engines_run and target.spec is not None and start_proves_heads(target.spec)):
         return _Said("Unknown", Reason.MODEL_UNKNOWN, _cut(_lines(unknown)))
+    if unknown:
+        said = "the catalogue does not know the model, but engines of both roles run with these sizes, and vLLM checks "
+        return _Said("True", Reason.RULES_PASSED, f"{said}them against the model's heads at its start")
     advice = f"; advice: {_lines(target.warnings)}" if target.warnings else ""
     return _Said("True", Reason.RULES_PASSED, _cut(f"prefill and decode fit together{advice}"))
+
+
+def start_proves_heads(spec: Spec) -> bool:
+    """Whether engines that run have shown that their sizes suit the model's heads, whatever these are.
+
+    vLLM refuses at its start what the rules about heads refuse, but for one case: T tensor ranks of which T / H share a
+    KV head, and a decode context W up to T / H that doesn't divide it. With W 1, with W = T (then H is 1), and with T a
+    power of two (then T / H and W are too, and the smaller divides the larger) there is no such case.
+    """
+    sizes = [resolve_role(spec, role) for role in Role]
+    return all(
+        each.prefill_context == 1 and (each.decode_context in (1, each.tensor) or each.tensor & (each.tensor - 1) == 0)
+        for each in sizes
+    )
 
 
 def _lines(findings: Iterable[Finding]) -> str:

@@ -10,6 +10,7 @@ from dcp_operator.api.findings import SCHEMA_RULE, Finding
 from dcp_operator.api.load import load
 from dcp_operator.api.spec import Spec
 from dcp_operator.build import Context, TemplateError, render_context, revision_of
+from dcp_operator.catalogue import Catalogue
 from dcp_operator.kinds import SECRET
 from dcp_operator.observed import Observed
 from dcp_operator.rules.engine import check
@@ -21,6 +22,8 @@ class Operator:
 
     image: str
     pull_policy: str = "IfNotPresent"
+    #: The models that are known; None for those of this release.
+    catalogue: Catalogue | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ def resolve_target(observed: Observed, operator: Operator, fresh_key: str) -> Ta
     if loaded.obj is None:
         return Target(spec=None, violations=loaded.findings)
     spec = loaded.obj.spec
-    report = check(loaded.obj)
+    report = check(loaded.obj, catalogue=operator.catalogue)
     if report.violations:
         return Target(spec, report.violations, report.warnings)
     try:

@@ -1,21 +1,23 @@
 """Transfer rates of the connector beside plain TransferEngine transfers: `python -m tests.bench.connector`.
 
-Two processes on this machine, TCP, host memory. Prefill has one rank; decode is TP 2 with DCP 2, so each of its ranks
-gets half of the tokens. A prompt of 8,192 tokens with 16 layers of 1,024 bytes each (one KV head of 256 values for K
+Two processes on this machine, TCP, host memory. Prefill has one rank, or two with DCP 2; decode has two or four, one
+for each shard of its DCP. A prompt of 8,192 tokens with 16 layers of 1,024 bytes each (one KV head of 256 values for K
 and V, two bytes) is 128 MiB; a page, one layer of one block, is block x 1,024 bytes. A round is timed from the moment
-both decode ranks learn of the load until both have reported it, with the handshake of an earlier round cached.
+all decode ranks learn of the load until all have reported it, with the handshake of an earlier round cached.
 
 The limit is what writes of 16 MiB each reach between the same two processes, and what a path could reach at most is
-what plain writes as long as its descriptors reach. Both are measured again in every round of a case, right before the
-transfer, so that other load on the machine meets all three alike; figures are medians over the rounds. The first round
-of a case makes connections and plans; it isn't timed, and all bytes of both ranks are compared behind it.
+what plain writes as long as its descriptors reach. Both are measured again in every round of a case, the limit right
+before the transfer and right behind it, so that other load on the machine meets all alike; figures are medians over the
+rounds. The first round of a case makes connections and plans; it isn't timed, and all bytes of all ranks are compared
+behind it.
 
-Targets, as a share of the limit: whole blocks 0.8 with pages of 1 MiB, 0.6 from 64 KiB, 0.4 from 16 KiB; interleave 1,
-where rows are gathered into pages, 0.4, and ten times one descriptor per token. Small scattered pages can't do better
-than plain writes of their size, which is why those stand below each case.
+Targets, as a share of the limit: whole blocks 0.8 with pages of 1 MiB, 0.6 from 64 KiB, 0.4 from 8 KiB; interleave 1
+and prefill with DCP, where rows are gathered, 0.4, and ten times one descriptor per token. Plain writes as long as a
+page stand below each case: no path that writes page by page could be faster.
 
-Prints a table, writes build/bench/connector.json, and tells the machine's load on stderr. The bench of planning
-(`tests.bench.mapping`) runs first. With `--only TEXT` just the cases whose name contains the text are measured.
+Prints a table, writes build/bench/connector.json, and tells the machine's load on stderr. The benches of planning and
+of idle steps (`tests.bench.mapping`, `tests.bench.steps`) run first. With `--only TEXT` just the cases whose name
+contains the text are measured.
 """
 
 import argparse
@@ -31,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.bench import mapping
+from tests.bench import mapping, steps
 from tests.bench.report import Figure, publish
 from tests.support.kv_oracle import Sizes
 from tests.support.transfer_pair import Host, Pair, Transfers, hosts, opened
@@ -41,7 +43,11 @@ KIB = 1024
 LARGE, LARGE_TOTAL = 16 * KIB * KIB, 64 * KIB * KIB
 #: Plain writes shorter than this are slow, and a part of the memory tells as much.
 SMALL, SMALL_TOTAL = 64 * KIB, 32 * KIB * KIB
-PER_TOKEN = "interleave 1, block 32, one descriptor per token"
+#: (case, the same by one descriptor per token): the first has to be ten times as fast.
+TEN_TIMES = (
+    ("interleave 1, block 32", "interleave 1, block 32, one descriptor per token"),
+    ("DCP 2 interleave 1 to interleave 32, block 32", "DCP 2 interleave 1 to 32, one descriptor per token"),
+)
 
 
 @dataclass(frozen=True)
@@ -49,8 +55,8 @@ class Case:
     """One pair of sides, with the share of the limit that it should reach. Blocks lie scattered in memory or not."""
 
     name: str
-    block: int
-    interleave: int
+    prefill: Sizes
+    decode: Sizes
     target: float | None
     scattered: bool = True
     path: str = "auto"
@@ -60,31 +66,44 @@ class Case:
     @property
     def length(self) -> int:
         """Bytes of the plain writes to compare with: by default a page."""
-        return self.descriptor_bytes or self.block * ENTRY_BYTES
+        return self.descriptor_bytes or self.decode.b * ENTRY_BYTES
 
     @property
     def pair(self) -> Pair:
         """The two sides, each with just the blocks that the prompt needs, and a few more."""
-        blocks = self.tokens // self.block
         return Pair(
-            Sizes(1, 1, self.block, self.block, 1),
-            Sizes(2, 2, self.interleave, self.block, 1),
+            self.prefill,
+            self.decode,
             config={"path": self.path},
-            num_blocks=blocks + 8,
+            num_blocks=self.num_blocks(self.prefill),
             num_layers=LAYERS,
             entry_bytes=ENTRY_BYTES,
-            decode_facts={"num_blocks": blocks // 2 + 4},
+            decode_facts={"num_blocks": self.num_blocks(self.decode)},
         )
+
+    def num_blocks(self, side: Sizes) -> int:
+        """Blocks of a side's cache."""
+        return self.tokens // (side.b * side.w) + 4
 
 
 def _cases() -> Iterator[Case]:
-    for block, target in ((1024, 0.8), (128, 0.6), (64, 0.6), (32, 0.4), (16, 0.4)):
-        yield Case(f"interleave = block {block}", block, block, target)
-    for block in (1024, 128, 64, 32, 16):
-        yield Case(f"interleave 1, block {block}", block, 1, 0.4)
-    yield Case("interleave = block 32, neighbouring blocks", 32, 32, None, scattered=False)
-    yield Case("interleave 1, block 32, neighbouring blocks", 32, 1, None, scattered=False)
-    yield Case(PER_TOKEN, 32, 1, None, path="direct", tokens=1024, descriptor_bytes=ENTRY_BYTES)
+    def one(block: int) -> Sizes:
+        return Sizes(1, 1, block, block, 1)
+
+    def two(interleave: int, block: int) -> Sizes:
+        return Sizes(2, 2, interleave, block, 1)
+
+    for block, target in ((1024, 0.8), (128, 0.6), (64, 0.6), (32, 0.4), (16, 0.4), (8, 0.4)):
+        yield Case(f"interleave = block {block}", one(block), two(block, block), target)
+    for block in (1024, 128, 64, 32, 16, 8):
+        yield Case(f"interleave 1, block {block}", one(block), two(1, block), 0.4)
+    yield Case("interleave = block 32, neighbouring blocks", one(32), two(32, 32), None, scattered=False)
+    yield Case("interleave 1, block 32, neighbouring blocks", one(32), two(1, 32), None, scattered=False)
+    yield Case(TEN_TIMES[1][0], two(1, 32), two(32, 32), 0.4)
+    yield Case("DCP 2 interleave 16 to DCP 4 interleave 1, block 16", two(16, 16), Sizes(4, 4, 1, 16, 1), 0.4)
+    per_token: dict[str, Any] = {"path": "direct", "tokens": 1024, "descriptor_bytes": ENTRY_BYTES}
+    yield Case(TEN_TIMES[0][1], one(32), two(1, 32), None, **per_token)
+    yield Case(TEN_TIMES[1][1], two(1, 32), two(32, 32), None, **per_token)
 
 
 @dataclass(frozen=True)
@@ -113,7 +132,7 @@ def main() -> int:
     cases = [case for case in _cases() if only in case.name]
     if not cases:
         parser.error(f"no case's name contains {only!r}; there are: {'; '.join(case.name for case in _cases())}")
-    planned = only or mapping.main() == 0
+    others = bool(only) or max(mapping.main(), steps.main()) == 0
     with tempfile.TemporaryDirectory() as folder, hosts(Path(folder)) as both:
         measured = [_measure(both, case) for case in cases]
         figures = [
@@ -122,13 +141,12 @@ def main() -> int:
         ]
     for rates in measured:
         figures += rates.figures()
-    packed = [rates.connector for rates in measured if rates.case.name == "interleave 1, block 32"]
-    per_token = [rates.connector for rates in measured if rates.case.name == PER_TOKEN]
-    if packed and per_token:
-        figures.append(
-            Figure("packed over one descriptor per token", packed[0] / 1e9, "GB/s", per_token[0] / 1e9, 10.0, "higher")
-        )
-    return 0 if publish("connector", figures) and planned else 1
+    by_name = {rates.case.name: rates.connector / 1e9 for rates in measured}
+    for name, per_token in TEN_TIMES:
+        if {name, per_token} <= by_name.keys():
+            label = f"{name}, over one descriptor per token"
+            figures.append(Figure(label, by_name[name], "GB/s", by_name[per_token], 10.0, "higher"))
+    return 0 if publish("connector", figures) and others else 1
 
 
 def _measure(both: tuple[Host, Host], case: Case) -> Rates:
@@ -136,9 +154,11 @@ def _measure(both: tuple[Host, Host], case: Case) -> Rates:
     with opened(both, case.pair) as transfers:
         _verified_round(transfers, case)
         for number in range(ROUNDS):
-            limit = _plain(transfers, LARGE, LARGE_TOTAL)
             plain = _plain(transfers, case.length, SMALL_TOTAL if case.length <= SMALL else LARGE_TOTAL)
-            rounds.append((limit, plain, _transfer(transfers, case, f"round-{number}")[0]))
+            before = _plain(transfers, LARGE, LARGE_TOTAL)
+            rate = _transfer(transfers, case, f"round-{number}")[0]
+            after = _plain(transfers, LARGE, LARGE_TOTAL)
+            rounds.append((2 / (1 / before + 1 / after), plain, rate))
     rates = Rates(case, *(statistics.median(column) for column in zip(*rounds, strict=True)))
     print(
         f"load {os.getloadavg()[0]:4.1f}  {case.name}: {rates.connector / 1e9:.3f} GB/s of {rates.limit / 1e9:.3f}, "
@@ -150,7 +170,7 @@ def _measure(both: tuple[Host, Host], case: Case) -> Rates:
 
 def _one_large(both: tuple[Host, Host]) -> list[Figure]:
     """Time one descriptor alone, as a write and as a read: it travels on one connection."""
-    case = Case("", 1024, 1024, None)
+    case = next(_cases())
     found: dict[str, list[float]] = {"write": [], "read": []}
     with opened(both, case.pair) as transfers:
         for _ in range(ROUNDS + 1):
@@ -174,9 +194,9 @@ def _transfer(transfers: Transfers, case: Case, transfer_id: str) -> tuple[float
     """Move one prompt through the connector. Returns its bytes per second and both sides' block tables."""
     rng = np.random.default_rng(zlib.crc32(transfer_id.encode()))
     tables: dict[str, list[int]] = {}
-    for name, virtual_block in (("prefill", case.block), ("decode", 2 * case.block)):
-        count = case.tokens // virtual_block
-        blocks = rng.permutation(count + 4) if case.scattered else np.arange(count)
+    for name, side in (("prefill", case.prefill), ("decode", case.decode)):
+        count = case.tokens // (side.b * side.w)
+        blocks = rng.permutation(case.num_blocks(side)) if case.scattered else np.arange(count)
         tables[name] = blocks[:count].tolist()
     known: dict[str, Any] = {"transfer_id": transfer_id}
     transfers.prefill.ask(do="hold", num_tokens=case.tokens, table=tables["prefill"], fill=False, **known)
@@ -192,7 +212,7 @@ def _transfer(transfers: Transfers, case: Case, transfer_id: str) -> tuple[float
         **known,
     )
     expected = case.tokens * LAYERS * ENTRY_BYTES
-    if done["received"] != [None, None] or done["stats"]["bytes_received"] != expected:
+    if done["received"] != [None] * case.decode.t or done["stats"]["bytes_received"] != expected:
         raise SystemExit(f"bench: {case.name}: the transfer of {expected} bytes failed: {done}")
     transfers.sent(transfer_id)
     return expected / done["seconds"], tables

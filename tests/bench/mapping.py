@@ -1,8 +1,9 @@
 """How long planning takes for one pair of ranks: `python -m tests.bench.mapping`.
 
 32,768 tokens, 60 layers, prefill without DCP to 8 shards with interleave 1: the longest plan that a rank pair meets in
-practice. "Cold" is the first plan in a process, "cached" a later one of another request with other blocks. Planning is
-everything up to lists of addresses. Prints a table and writes build/bench/mapping.json.
+practice. The scatter path is planned on both sides, for prefill with DCP 8 and interleave 16. "Cold" is the first plan
+in a process, "cached" a later one of another request with other blocks. Planning is everything up to lists of
+addresses. Prints a table and writes build/bench/mapping.json.
 """
 
 import json
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from dcp_connector.bind import bind_layers, split_batches
+from dcp_connector.chunks import locate_layers, plan_chunks, row_bytes, staged
 from dcp_connector.geometry import PageLayout, SideLayout
 from dcp_connector.mapping import plan_runs
 from dcp_connector.packing import pack_chunks
@@ -70,10 +72,22 @@ def main():
         for _ in chunks:
             pass
 
+    sharded = SideLayout(tensor_parallel_size=8, dcp_size=8, interleave=16, block_size=BLOCK, num_kv_heads=1)
+    source_table = rng.permutation(CACHE_BLOCKS)[: sharded.num_blocks(TOKENS)]
+
+    def scatter(side="source"):
+        runs = plan_runs(sharded, decode, 2, 3, 0, TOKENS)
+        mine = (runs.src_block, runs.src_row) if side == "source" else (runs.dst_block, runs.dst_row)
+        table = source_table if side == "source" else tables[1]
+        one_side = [page for page, _ in pages]
+        entries = locate_layers(side, *mine, runs.num_tokens, table, one_side, [0])
+        for chunk in plan_chunks(runs.total_tokens, row_bytes(one_side, 1), 8 << 20):
+            staged(chunk, entries)
+
     def runs_only(num_tokens=TOKENS):
         plan_runs(prefill, decode, 0, 3, 0, num_tokens)
 
-    cold = _milliseconds(pack)
+    cold, cold_scatter = _milliseconds(pack), _milliseconds(scatter)
 
     def median(function, *arguments):
         return statistics.median(_milliseconds(lambda: function(*arguments)) for _ in range(REPEATS))
@@ -83,6 +97,9 @@ def main():
         _row("pack, cold", cold, 100.0),
         _row("pack, cached", cached, 5.0),
         _row("direct, one descriptor per token, cached", median(direct), 20.0),
+        _row("scatter, cold", cold_scatter, 100.0),
+        _row("scatter, cached, prefill", median(scatter), 5.0),
+        _row("scatter, cached, decode", median(scatter, "destination"), 5.0),
         _row("runs only, 32k tokens", median(runs_only), 5.0),
         _row("runs only, 256k tokens", eighth, 40.0, baseline=8 * median(runs_only)),
         _row("proof at the handshake", median(verify_tiling, prefill, decode, 3), 5.0),

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
+from dcp_operator import webhook
+from dcp_operator.catalogue import read_entries
 from tests.support.helm import CHART, Manifest, only, render, run_client
 from tests.support.pod_security import restricted_violations
 
@@ -20,6 +22,15 @@ RELEASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "two watched namespaces": ({"watchNamespaces": ["models", "research"]}, "rel", "home"),
     "a certificate of the user": (
         {"webhook": {"certificate": {"existingSecret": "mine", "caBundle": "-----BEGIN CERTIFICATE-----\nx\n"}}},
+        "rel",
+        "home",
+    ),
+    "models of the installation": (
+        {
+            "catalogue": {
+                "models": [{"names": ["a/b"], "attention": "mla", "attentionHeads": 8, "kvHeads": 1, "layers": 1}]
+            }
+        },
         "rel",
         "home",
     ),
@@ -237,3 +248,49 @@ def test_the_definition_is_the_generated_one_and_stays_when_the_release_goes() -
     loose = only(render({"crds": {"keep": False}}), "CustomResourceDefinition")
     assert "annotations" not in loose["metadata"]
     assert not [m for m in render({"crds": {"install": False}}) if m["kind"] == "CustomResourceDefinition"]
+
+
+def test_models_of_the_installation_reach_both_processes_as_a_file():
+    model = {"names": ["acme/big"], "attention": "gqa", "attentionHeads": 8, "kvHeads": 1, "layers": 1, "headSize": 64}
+    manifests = render({"catalogue": {"models": [model]}})
+    (config,) = [each for each in manifests if each["kind"] == "ConfigMap"]
+    models, problems = read_entries(yaml.safe_load(config["data"]["models.yaml"]))
+    assert problems == []
+    assert models[0].names == ["acme/big"]
+    for deployment in (each for each in manifests if each["kind"] == "Deployment"):
+        pod = deployment["spec"]["template"]["spec"]
+        container = pod["containers"][0]
+        assert {"name": "DCP_CATALOGUE_FILE", "value": "/etc/dcp-catalogue/models.yaml"} in container["env"]
+        assert {"name": "catalogue", "mountPath": "/etc/dcp-catalogue", "readOnly": True} in container["volumeMounts"]
+        # A missing ConfigMap must not keep a pod from starting.
+        volume = {"name": "catalogue", "configMap": {"name": config["metadata"]["name"], "optional": True}}
+        assert volume in pod["volumes"]
+
+
+def test_a_catalogue_of_ones_own_is_mounted_and_none_is_made():
+    manifests = render({"catalogue": {"existingConfigMap": "models"}})
+    assert not [each for each in manifests if each["kind"] == "ConfigMap"]
+    mounted = [
+        volume["configMap"]["name"]
+        for each in manifests
+        if each["kind"] == "Deployment"
+        for volume in each["spec"]["template"]["spec"]["volumes"]
+        if volume["name"] == "catalogue"
+    ]
+    assert mounted == ["models", "models"]
+
+
+def test_without_models_nothing_is_mounted():
+    deployments = [each for each in render() if each["kind"] in ("Deployment", "ConfigMap")]
+    assert len(deployments) == 2
+    assert "catalogue" not in yaml.safe_dump_all(deployments)
+
+
+def test_the_webhook_mounts_no_token_and_answers_on_while_it_stops():
+    (pod,) = [
+        each["spec"]["template"]["spec"]
+        for each in render()
+        if each["kind"] == "Deployment" and each["metadata"]["name"].endswith("-webhook")
+    ]
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["terminationGracePeriodSeconds"] > webhook.read_environment({}).drain_s + 5

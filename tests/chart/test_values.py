@@ -24,6 +24,29 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an authority that isn't PEM": ({"webhook": {"certificate": {"caBundle": "abc"}}}, "/webhook/certificate/caBundle"),
     "a toleration with an unknown effect": ({"tolerations": [{"effect": "Never"}]}, "/tolerations/0/effect"),
     "a pull secret without a name": ({"imagePullSecrets": [{}]}, "/imagePullSecrets/0"),
+    "a model without heads": (
+        {"catalogue": {"models": [{"names": ["a/b"], "attention": "mla", "layers": 1}]}},
+        "/catalogue/models/0",
+    ),
+    "a misspelt fact of a model": (
+        {
+            "catalogue": {
+                "models": [
+                    {"names": ["a"], "attention": "gqa", "attentionHeads": 8, "kvHeads": 1, "layer": 1, "layers": 1}
+                ]
+            }
+        },
+        "layer",
+    ),
+    "two sources of models": (
+        {
+            "catalogue": {
+                "existingConfigMap": "m",
+                "models": [{"names": ["a"], "attention": "gqa", "attentionHeads": 8, "kvHeads": 1, "layers": 1}],
+            }
+        },
+        "catalogue: models and existingConfigMap are both given; use one of them",
+    ),
     "a renewal before the certificate begins": (
         {"webhook": {"certificate": {"validityDays": 30, "renewBeforeDays": 30}}},
         "webhook.certificate.renewBeforeDays: 30 is not less than webhook.certificate.validityDays 30",

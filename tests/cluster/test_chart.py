@@ -4,6 +4,7 @@ The release has a name of its own, lives in a namespace that enforces the restri
 one other namespace.
 """
 
+import contextlib
 import hashlib
 import json
 import socket
@@ -198,6 +199,33 @@ def test_an_upgrade_to_another_image_keeps_the_certificate_and_the_pods_of_objec
     assert pod_identities() == pods
     assert caller.calls > 3
     assert caller.failures == [], "the webhook answers during an upgrade"
+
+
+def ready_webhooks() -> list[str]:
+    """Return the names of the webhook's pods that are ready and not about to go."""
+    selector = "app.kubernetes.io/instance=team-one,app.kubernetes.io/component=webhook"
+    return [
+        pod["metadata"]["name"]
+        for pod in get("pods", "--namespace", HOME, "--selector", selector)["items"]
+        if "deletionTimestamp" not in pod["metadata"]
+        for condition in pod["status"].get("conditions", [])
+        if (condition["type"], condition["status"]) == ("Ready", "True")
+    ]
+
+
+def test_a_webhook_pod_that_goes_during_a_load_of_applies_fails_none_of_them(
+    release: Release, served: Manifest
+) -> None:
+    callers = [Caller(served) for _ in range(3)]
+    with contextlib.ExitStack() as load:
+        for caller in callers:
+            load.enter_context(caller.running())
+        for _ in range(2):
+            eventually("both webhook pods are ready", lambda: len(ready_webhooks()) == 2, within_s=120)
+            kubectl("delete", "pod", ready_webhooks()[0], "--namespace", HOME, "--wait=true")
+        eventually("both webhook pods are ready again", lambda: len(ready_webhooks()) == 2, within_s=120)
+    assert sum(caller.calls for caller in callers) > 30
+    assert [failure for caller in callers for failure in caller.failures] == []
 
 
 def test_an_upgrade_near_the_certificates_end_renews_it_without_a_gap(release: Release, served: Manifest) -> None:

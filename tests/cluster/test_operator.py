@@ -270,12 +270,13 @@ def test_a_new_revision_takes_over_without_the_service_ever_failing(
 
 def test_a_refused_object_gets_no_pods_and_says_everything(real: Cluster, namespace: str, operator: Process):
     manifest = stand_in("refused")
-    manifest["spec"]["model"]["geometry"]["kvHeads"] = 3
+    # What the API server itself doesn't refuse.
+    manifest["spec"]["prefill"]["extraArgs"] = ["--port=1"]
     manifest["spec"]["decode"]["extraArgs"] = ["-tp=8"]
     apply_as_user(real, namespace, manifest)
     said = wait_for("it is judged", lambda: conditions(get(real, namespace, "refused")).get("ConfigCompatible"), 10)
     assert (said["status"], said["reason"]) == ("False", "InvalidSpec")
-    for rule in ("geometry-consistent", "heads-divide-tp", "extra-args-contradict"):
+    for rule in ("connector-args", "extra-args-contradict"):
         assert rule in said["message"]
     assert children(real, namespace, "refused") == {}
     real.kubectl("delete", "dcpd", "refused", "-n", namespace, "--timeout=10s")

@@ -54,7 +54,7 @@ def refusal(real: Cluster, namespace: str, manifest: dict) -> str:
 def broken() -> dict:
     """Return an object that the schema and its CEL rules take and the rule engine refuses twice."""
     manifest = stand_in("broken")
-    manifest["spec"]["model"]["geometry"]["kvHeads"] = 3
+    manifest["spec"]["prefill"]["extraArgs"] = ["--port=1"]
     manifest["spec"]["decode"]["extraArgs"] = ["-tp=8"]
     return manifest
 
@@ -75,7 +75,7 @@ def test_all_findings_are_in_one_refusal_a_line_each(real: Cluster, namespace: s
     assert 'admission webhook "validate.dcpdisagg.io" denied the request: ' in said
     lines = said.partition("denied the request: ")[2].splitlines()
     rules = [line.rpartition("[")[2].rstrip("]") for line in lines]
-    assert rules == ["geometry-consistent", "heads-divide-tp", "extra-args-contradict"]
+    assert rules == ["connector-args", "extra-args-contradict"]
     assert all(line.startswith("spec.") for line in lines)
     assert "dcpd" not in real.kubectl("get", "dcpd", "-n", namespace, "-o", "name")
 

@@ -9,29 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.kv_oracle import TOKEN_MAJOR, Physical, Sizes
-from tests.support.transfer_pair import ENTRY_BYTES, NUM_LAYERS, Host, Pair, hosts, opened
+from tests.support.kv_oracle import Physical, Sizes
+from tests.support.transfer_cases import DIMENSIONS, NUM_LAYERS, Case, cases
+from tests.support.transfer_pair import ENTRY_BYTES, Host, Pair, hosts, opened
 
-PAIRS = {
-    "one rank to one rank": Pair(Sizes(1, 1, 16, 16, 1), Sizes(1, 1, 16, 16, 1)),
-    "TP 1 to DCP 2, interleave 1": Pair(Sizes(1, 1, 16, 16, 1), Sizes(2, 2, 1, 16, 1)),
-    "TP 1 to DCP 2, interleave 4": Pair(Sizes(1, 1, 16, 16, 1), Sizes(2, 2, 4, 16, 1)),
-    "TP 1 to DCP 2, interleave = block": Pair(Sizes(1, 1, 16, 16, 1), Sizes(2, 2, 16, 16, 1)),
-    "TP 2 with split heads to TP 4, DCP 2": Pair(Sizes(2, 1, 16, 16, 2), Sizes(4, 2, 1, 16, 2)),
-    "four heads on one rank to replicas": Pair(Sizes(1, 1, 16, 16, 4), Sizes(8, 2, 2, 16, 4)),
-    "DCP 2 to one rank": Pair(Sizes(2, 2, 1, 16, 1), Sizes(1, 1, 16, 16, 1)),
-    "DCP 2 to DCP 3": Pair(Sizes(2, 2, 4, 16, 1), Sizes(3, 3, 2, 16, 1)),
-    "blocks of 16 to blocks of 32": Pair(Sizes(1, 1, 16, 16, 1), Sizes(2, 2, 8, 32, 1)),
-    "token-major pages, kernel block smaller than block": Pair(
-        Sizes(1, 1, 16, 16, 2),
-        Sizes(2, 1, 16, 16, 2),
-        TOKEN_MAJOR,
-        Physical(("block", "layer", "head", "row"), padding=16, kernel_blocks_per_block=2),
-    ),
-    "replicated heads on both sides": Pair(Sizes(4, 1, 16, 16, 1), Sizes(4, 2, 8, 16, 1)),
-}
-#: start, end: around the edges of blocks (16, 32) and virtual blocks, and with a prefix that decode has.
-RANGES = ((0, 1), (0, 15), (0, 33), (0, 131), (96, 131), (96, 192))
+CASES = cases()
 
 
 @pytest.fixture(scope="module")
@@ -40,29 +22,72 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Host, Host]
         yield started
 
 
-@pytest.mark.parametrize("path", ["direct", "pack"])
-@pytest.mark.parametrize("name", PAIRS)
-def test_every_byte_arrives_and_no_other_changes(both: tuple[Host, Host], name: str, path: str) -> None:
-    pair = Pair(**{**vars(PAIRS[name]), "config": {"path": path, "max_batch_descriptors": 100}})
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_byte_arrives_and_no_other_changes(both: tuple[Host, Host], case: Case) -> None:
+    pair = case.pair
+    prefill_ranks, decode_ranks = pair.prefill.t * pair.stages[0], pair.decode.t * pair.stages[1]
+    copies = pair.decode.t // pair.decode.w if pair.decode.t >= pair.decode.h else pair.decode.h
     with opened(both, pair) as transfers:
-        for start, end in RANGES:
-            start -= start % (pair.decode.b * pair.decode.w)
-            transfer_id = f"{name} {start} {end}"
+        for start, end in case.ranges:
+            transfer_id = f"{start} {end}"
             transfers.hold(transfer_id, end)
             result = transfers.load(transfer_id, start, end)
             sent = transfers.sent(transfer_id)
-            assert result["received"] == [None] * pair.decode.t, (start, end)
-            assert result["different"] == [0] * pair.decode.t, (start, end)
+            assert result["received"] == [None] * decode_ranks, (start, end)
+            assert result["different"] == [0] * decode_ranks, (start, end)
             assert result["failed_blocks"] == []
+            assert len(sent["sent"]) == prefill_ranks
             assert set(sent["sent"]) <= {None, "released"}, (start, end)
-            copies = pair.decode.t // pair.decode.w if pair.decode.t >= pair.decode.h else pair.decode.h
             expected_bytes = (end - start) * copies * ENTRY_BYTES * NUM_LAYERS
             assert result["stats"]["bytes_received"] == sent["stats"]["bytes_sent"] == expected_bytes
-            assert set(sent["stats"]["paths"]) == {path}
+            assert case["path"] == "auto" or set(sent["stats"]["paths"]) == {case["path"]}
+
+
+MIXED = {
+    ("direct", "scatter"): Pair(Sizes(2, 2, 8, 24, 1), Sizes(3, 3, 4, 8, 1), entry_bytes=8192),
+    ("pack", "scatter"): Pair(Sizes(2, 2, 8, 8, 1), Sizes(3, 3, 4, 16, 1), entry_bytes=8192),
+}
+
+
+@pytest.mark.parametrize("paths", MIXED, ids=" and ".join)
+def test_rank_pairs_of_one_request_may_take_different_paths(both: tuple[Host, Host], paths: tuple[str, str]) -> None:
+    pair, end = MIXED[paths], 131
+    sizes = pair.prefill
+    with opened(both, pair) as transfers:
+        transfers.decode.ask(do="clear")
+        source = transfers.table(sizes, end)
+        transfers.prefill.ask(do="hold", transfer_id="mixed", num_tokens=end, table=source, fill=False)
+        table = transfers.table(pair.decode, end)
+        result = transfers.load("mixed", 0, end, table=table, unchecked=True)
+        assert result["received"] == [None] * pair.decode.t
+        peer = {"peer_sizes": [sizes.t, sizes.w, sizes.i, sizes.b, sizes.h], "peer_blocks": pair.num_blocks}
+        found = transfers.decode.ask(do="verify", table=table, peer_table=source, end=end, **peer)
+        assert found["different"] == [0] * pair.decode.t
+        assert set(transfers.sent("mixed")["stats"]["paths"]) == set(paths)
+
+
+PACKED = Physical(("layer", "block", "row", "head"))
+UNEQUAL = Physical(("kv", "layer", "block", "head", "row"), registered="two tensors", value_bytes=4)
+UNEQUAL_PAIRS = {
+    "both apart": (UNEQUAL, UNEQUAL),
+    "decode packs": (UNEQUAL, PACKED),
+    "prefill packs": (PACKED, UNEQUAL),
+}
+
+
+@pytest.mark.parametrize("path", DIMENSIONS["path"])
+@pytest.mark.parametrize("sides", UNEQUAL_PAIRS)
+def test_page_sets_of_unequal_entries_arrive(both: tuple[Host, Host], sides: str, path: str) -> None:
+    prefill, decode = UNEQUAL_PAIRS[sides]
+    pair = Pair(Sizes(4, 2, 4, 16, 2), Sizes(2, 1, 16, 16, 2), prefill, decode, {"path": path}, key_bytes=12)
+    with opened(both, pair) as transfers:
+        transfers.hold("unequal", 70)
+        result = transfers.load("unequal", 16, 70)
+        assert (result["received"], result["different"]) == ([None, None], [0, 0])
 
 
 def test_a_decode_rank_that_asks_before_the_prompt_is_computed_gets_it_then(both: tuple[Host, Host]) -> None:
-    with opened(both, PAIRS["TP 1 to DCP 2, interleave 1"]) as transfers:
+    with opened(both, Pair(Sizes(1, 1, 16, 16, 1), Sizes(2, 2, 1, 16, 1))) as transfers:
         transfers.start_load("early", 0, 70)
         transfers.hold("early", 70)
         result = transfers.finish_load()

@@ -5,8 +5,9 @@ Prefill TP 1, decode TP 2 with DCP 2 and interleave 8. Tokens are compared with 
 
 from __future__ import annotations
 
+import http.client
 import json
-import re
+import os
 import signal
 import socket
 import threading
@@ -14,18 +15,23 @@ import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from devcluster.completions import CompletionError, complete, complete_serially, get_text
+from devcluster.metrics import total
 from tests.support.engines import EnginePool, EngineSpec, RunningEngine
+from tests.support.pd_pair import PDPair, eventually, metric
 
 pytestmark = pytest.mark.timeout(900)
 
 # Times are far above what a transfer takes: machines of this kind were seen to stand still for five seconds under load.
-PREFILL = EngineSpec(role="kv_producer", connector=(("lease_s", 30.0),))
+LEASE_S = 30.0
+PREFILL = EngineSpec(role="kv_producer", connector=(("lease_s", LEASE_S),))
 DECODE = EngineSpec(
     tensor=2,
     dcp=2,
@@ -34,91 +40,40 @@ DECODE = EngineSpec(
     load_failure_policy="recompute",
     connector=(("request_timeout_s", 20.0), ("cancel_grace_s", 1.0)),
 )
+END_OF_SEQUENCE = 257
 #: 4 layers, one KV head of 32 values for K and 32 for V, float32.
 BYTES_PER_TOKEN = 4 * 64 * 4
 PROMPTS = [("The quick brown fox jumps. " * 30)[:length] + str(length) for length in (1, 6, 15, 31, 62, 64, 200, 400)]
 
 
-@dataclass(frozen=True)
-class Line:
-    prefill: RunningEngine
-    decode: RunningEngine
-
-    @property
-    def engine_id(self) -> str:
-        query = json.loads(get_text(str(self.prefill.bootstrap_url), "/query"))
-        assert set(query) == {"0"}
-        return str(query["0"]["engine_id"])
-
-    def to_decode(self, transfer_id: str, **changes: Any) -> dict[str, Any]:
-        return {
-            "do_remote_prefill": True,
-            "do_remote_decode": False,
-            "remote_bootstrap_addr": self.prefill.bootstrap_url,
-            "remote_engine_id": self.engine_id,
-            "transfer_id": transfer_id,
-            **changes,
-        }
-
-    def concurrently(self, prompt: str) -> tuple[int, ...]:
-        """What vLLM's example proxy and llm-d's sidecar do: ask both engines at once."""
-        transfer_id = f"xfer-{uuid.uuid4()}"
-        ask = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer_id}
-        with ThreadPoolExecutor(1) as pool:
-            prefilled = pool.submit(complete, self.prefill.url, prompt, max_tokens=1, kv_transfer_params=ask)
-            decoded = complete(self.decode.url, prompt, kv_transfer_params=self.to_decode(transfer_id))
-            prefilled.result()
-        return decoded.token_ids
-
-    def still_works(self) -> None:
-        """A fresh prompt gets the right tokens, its KV came from prefill, and nothing is left pinned."""
-        prompt = f"fresh {uuid.uuid4()} " * 5
-        before = metric(self.decode, "tokens_received")
-        answer = complete_serially(self.prefill.url, self.decode.url, prompt)
-        assert answer.token_ids == complete(self.prefill.url, prompt).token_ids
-        eventually(lambda: metric(self.decode, "tokens_received") > before)
-        eventually(lambda: metric(self.prefill, "pinned_requests", suffix="") == 0)
-
-
 @pytest.fixture(scope="module")
-def pd(engine_pool: EnginePool) -> Iterator[Line]:
+def pd(engine_pool: EnginePool) -> Iterator[PDPair]:
     prefill, decode = engine_pool.get(PREFILL, DECODE)
-    yield Line(prefill, decode)
+    yield PDPair(prefill, decode)
     engine_pool.stop(PREFILL, DECODE)
 
 
-def metric(engine: RunningEngine, name: str, label: str = "", suffix: str = "_total") -> float:
-    """The value of a metric of the connector, summed over what `label` doesn't fix."""
-    pattern = re.compile(rf"^vllm:dcp_kv_{name}{suffix}\{{(.*)\}} (\S+)$", re.MULTILINE)
-    found = [float(m[2]) for m in pattern.finditer(get_text(engine.url, "/metrics")) if label in m[1]]
-    assert found, f"{name} is not on /metrics"
-    return sum(found)
-
-
-def eventually(condition: Any, timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to be"
-        time.sleep(0.1)
-
-
-def test_both_flows_give_the_tokens_of_one_engine_and_the_counters_agree(pd: Line) -> None:
+def test_both_flows_give_the_tokens_of_one_engine_and_the_counters_agree(pd: PDPair) -> None:
     expected = {prompt: complete(pd.prefill.url, prompt).token_ids for prompt in PROMPTS}
     before = [metric(pd.prefill, "bytes_sent"), metric(pd.decode, "bytes_received")]
     for prompt in PROMPTS:
         assert complete_serially(pd.prefill.url, pd.decode.url, prompt).token_ids == expected[prompt], prompt[-5:]
     with ThreadPoolExecutor(4) as pool:
         turned = [f"{prompt[::-1]}{prompt}" for prompt in PROMPTS[:6]]
-        answers = list(pool.map(pd.concurrently, turned))
+        answers = [answer.token_ids for answer in pool.map(pd.concurrently, turned)]
     assert answers == [complete(pd.prefill.url, prompt).token_ids for prompt in turned]
     eventually(lambda: metric(pd.prefill, "pinned_requests", suffix="") == 0)
     sent, received = metric(pd.prefill, "bytes_sent") - before[0], metric(pd.decode, "bytes_received") - before[1]
     assert sent == received > 0
     assert received % BYTES_PER_TOKEN == 0
-    assert metric(pd.decode, "failed_transfers") == 0
+    assert metric(pd.decode, "failed_transfers") == metric(pd.decode, "tokens_recomputed") == 0
+    assert metric(pd.prefill, "write_seconds", suffix="_count") > 0
+    assert metric(pd.decode, "receive_seconds", suffix="_count") > 0
+    for engine, gauge in ((pd.prefill, "pinned_blocks"), (pd.prefill, "staging_bytes"), (pd.decode, "staging_bytes")):
+        assert metric(engine, gauge, suffix="") == 0
 
 
-def test_query_and_topology_are_served_and_ready_follows_the_engine(pd: Line) -> None:
+def test_query_and_topology_are_served_and_ready_follows_the_engine(pd: PDPair) -> None:
     query = json.loads(get_text(str(pd.prefill.bootstrap_url), "/query"))
     assert query == {"0": {"engine_id": pd.engine_id, "worker_addr": {"0": {"0": query["0"]["worker_addr"]["0"]["0"]}}}}
     assert query["0"]["worker_addr"]["0"]["0"].startswith("tcp://127.0.0.1:")
@@ -127,6 +82,7 @@ def test_query_and_topology_are_served_and_ready_follows_the_engine(pd: Line) ->
     assert topology["side"]["page_format"] == "rows"
     for engine in (pd.prefill, pd.decode):
         assert get_text(str(engine.bootstrap_url), "/readyz") == "ready\n"
+        assert get_text(str(engine.bootstrap_url), "/healthz") == "ok\n"
 
 
 @pytest.mark.parametrize(
@@ -140,14 +96,14 @@ def test_query_and_topology_are_served_and_ready_follows_the_engine(pd: Line) ->
         {"do_remote_decode": True, "transfer_id": "decode is no producer"},
     ],
 )
-def test_malformed_parameters_become_a_local_prefill_and_are_counted(pd: Line, params: dict[str, Any]) -> None:
+def test_malformed_parameters_become_a_local_prefill_and_are_counted(pd: PDPair, params: dict[str, Any]) -> None:
     before = metric(pd.decode, "failed_transfers", 'reason="params_malformed"')
     expected = complete(pd.prefill.url, "malformed parameters").token_ids
     assert complete(pd.decode.url, "malformed parameters", kv_transfer_params=params).token_ids == expected
     eventually(lambda: metric(pd.decode, "failed_transfers", 'reason="params_malformed"') == before + 1)
 
 
-def test_parameters_that_are_missing_are_counted(pd: Line) -> None:
+def test_parameters_that_are_missing_are_counted(pd: PDPair) -> None:
     before = metric(pd.decode, "failed_transfers", 'reason="params_missing"')
     complete(pd.decode.url, "no parameters")
     eventually(lambda: metric(pd.decode, "failed_transfers", 'reason="params_missing"') == before + 1)
@@ -162,7 +118,7 @@ def test_parameters_that_are_missing_are_counted(pd: Line) -> None:
     ],
 )
 def test_a_load_that_fails_is_recomputed_by_policy_with_the_right_tokens(
-    pd: Line, changes: dict[str, Any], reason: str
+    pd: PDPair, changes: dict[str, Any], reason: str
 ) -> None:
     prompt = f"a load that fails: {reason} " * 4
     before = metric(pd.decode, "failed_transfers", f'reason="{reason}"')
@@ -176,7 +132,7 @@ def test_a_load_that_fails_is_recomputed_by_policy_with_the_right_tokens(
     assert complete_serially(pd.prefill.url, pd.decode.url, prompt).token_ids == answer.token_ids
 
 
-def test_a_transfer_id_that_is_used_twice_never_yields_the_other_prompts_answer(pd: Line) -> None:
+def test_a_transfer_id_that_is_used_twice_never_yields_the_other_prompts_answer(pd: PDPair) -> None:
     transfer_id = f"twice-{uuid.uuid4()}"
     ask = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer_id}
     first, second = "the first prompt under this id " * 4, "and the second, different one! " * 4
@@ -190,7 +146,7 @@ def test_a_transfer_id_that_is_used_twice_never_yields_the_other_prompts_answer(
     )
 
 
-def test_a_client_that_leaves_decode_while_it_waits_frees_both_sides(pd: Line) -> None:
+def test_a_client_that_leaves_decode_while_it_waits_frees_both_sides(pd: PDPair) -> None:
     transfer_id = f"gone-{uuid.uuid4()}"
     prompt = "a client that leaves " * 10
     hang_up(pd.decode, prompt, pd.to_decode(transfer_id), after_s=1.0)
@@ -200,7 +156,7 @@ def test_a_client_that_leaves_decode_while_it_waits_frees_both_sides(pd: Line) -
     pd.still_works()
 
 
-def test_a_client_that_leaves_prefill_ends_the_waiting_decode_request_at_once(pd: Line) -> None:
+def test_a_client_that_leaves_prefill_ends_the_waiting_decode_request_at_once(pd: PDPair) -> None:
     transfer_id = f"aborted-{uuid.uuid4()}"
     prompt = "prefill is aborted " * 30
     ask = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer_id}
@@ -215,16 +171,80 @@ def test_a_client_that_leaves_prefill_ends_the_waiting_decode_request_at_once(pd
     pd.still_works()
 
 
-def test_a_prompt_that_nobody_asks_for_is_given_back_after_the_lease(pd: Line) -> None:
+def test_a_client_that_leaves_after_the_transfer_frees_both_sides(pd: PDPair) -> None:
+    prompt = f"gone while it is answered {uuid.uuid4()} " * 5
+    ask = {"do_remote_decode": True, "do_remote_prefill": False}
+    params = complete(pd.prefill.url, prompt, max_tokens=1, kv_transfer_params=ask).kv_transfer_params
+    assert params
+    before = metric(pd.decode, "tokens_received")
+    with hanging(pd.decode, prompt, dict(params), max_tokens=1400):
+        eventually(lambda: metric(pd.decode, "tokens_received") > before)
+        eventually(lambda: total(get_text(pd.decode.url, "/metrics"), "vllm:num_requests_running") == 1)
+    pd.still_works()
+    # vLLM reports its gauges with a step, so only now.
+    for engine in (pd.prefill, pd.decode):
+        eventually(lambda engine=engine: total(get_text(engine.url, "/metrics"), "vllm:num_requests_running") == 0)
+        eventually(lambda engine=engine: total(get_text(engine.url, "/metrics"), "vllm:kv_cache_usage_perc") == 0)
+
+
+def test_twenty_prompts_that_nobody_asks_for_hold_up_nobody_and_are_given_back_after_the_lease(pd: PDPair) -> None:
     before = metric(pd.prefill, "failed_transfers", 'reason="lease_expired"')
     ask = {"do_remote_decode": True, "do_remote_prefill": False}
-    complete(pd.prefill.url, "nobody asks for this", max_tokens=1, kv_transfer_params=ask)
-    eventually(lambda: metric(pd.prefill, "pinned_requests", suffix="") == 1)
-    eventually(lambda: metric(pd.prefill, "pinned_requests", suffix="") == 0, 60)
-    assert metric(pd.prefill, "failed_transfers", 'reason="lease_expired"') == before + 1
+    started = time.monotonic()
+    for number in range(20):
+        complete(pd.prefill.url, f"nobody asks for {number} of these", max_tokens=1, kv_transfer_params=ask)
+    prompt = f"somebody asks for this {uuid.uuid4()} " * 5
+    assert pd.serially(prompt).token_ids == complete(pd.prefill.url, prompt).token_ids
+    if time.monotonic() - started < LEASE_S / 2:  # not on a machine that stood still meanwhile
+        assert metric(pd.prefill, "pinned_requests", suffix="") >= 20
+    eventually(lambda: metric(pd.prefill, "pinned_requests", suffix="") == 0, 2 * LEASE_S)
+    assert metric(pd.prefill, "failed_transfers", 'reason="lease_expired"') == before + 20
 
 
-def test_noise_on_every_port_kills_nobody(pd: Line) -> None:
+@pytest.mark.parametrize("length", [31, 63, 64, 65, 128])
+def test_a_router_that_appends_prefills_token_to_the_prompt_gets_the_tokens_that_follow(
+    pd: PDPair, length: int
+) -> None:
+    """64 tokens are a virtual block of decode: the appended token is the first of a block, or the last."""
+    prompt = [ord(character) - ord("!") for character in f"{uuid.uuid4()}" * 4][:length]
+    expected = complete(pd.prefill.url, prompt).token_ids
+    ask = {"do_remote_decode": True, "do_remote_prefill": False}
+    before = metric(pd.decode, "tokens_received")
+    first = complete(pd.prefill.url, prompt, max_tokens=1, kv_transfer_params=ask)
+    assert first.token_ids == expected[:1]
+    longer = [*prompt, *first.token_ids]
+    answer = complete(pd.decode.url, longer, max_tokens=23, kv_transfer_params=first.kv_transfer_params)
+    assert answer.token_ids == expected[1:]
+    eventually(lambda: metric(pd.decode, "tokens_received") == before + length)
+    pd.settled()
+
+
+@pytest.mark.parametrize("flow", ["serial", "concurrent"])
+def test_a_prompt_whose_first_token_ends_the_answer_is_handed_off_all_the_same(pd: PDPair, flow: str) -> None:
+    prompt = f"the end comes at once {uuid.uuid4()}"
+    ending = {"logit_bias": {str(END_OF_SEQUENCE): 100}, "ignore_eos": False, "max_tokens": 5}
+    before = [metric(pd.decode, "tokens_received"), metric(pd.decode, "failed_transfers")]
+    transfer_id = f"ends-{uuid.uuid4()}"
+    ask = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer_id}
+    started = time.monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        to_decode = pd.to_decode(transfer_id)
+        if flow == "concurrent":
+            decoded = pool.submit(complete_raw, pd.decode, prompt, {**ending, "kv_transfer_params": to_decode})
+        prefilled = complete_raw(pd.prefill, prompt, {**ending, "max_tokens": 1, "kv_transfer_params": ask})
+        if flow == "serial":
+            to_decode = prefilled["kv_transfer_params"]
+            decoded = pool.submit(complete_raw, pd.decode, prompt, {**ending, "kv_transfer_params": to_decode})
+        answer = decoded.result()
+    assert time.monotonic() - started < 15, "nobody waited for a deadline"
+    for choice in (prefilled["choices"][0], answer["choices"][0]):
+        assert (choice["finish_reason"], choice["token_ids"]) == ("stop", [END_OF_SEQUENCE])
+    eventually(lambda: metric(pd.decode, "tokens_received") == before[0] + len(prompt))
+    assert metric(pd.decode, "failed_transfers") == before[1]
+    pd.settled()
+
+
+def test_noise_on_every_port_kills_nobody(pd: PDPair) -> None:
     query = json.loads(get_text(str(pd.prefill.bootstrap_url), "/query"))
     control = query["0"]["worker_addr"]["0"]["0"].removeprefix("tcp://")
     for address in (control, *(str(e.bootstrap_url).removeprefix("http://") for e in (pd.prefill, pd.decode))):
@@ -235,14 +255,68 @@ def test_noise_on_every_port_kills_nobody(pd: Line) -> None:
     pd.still_works()
 
 
+def test_a_frozen_prefill_engine_holds_up_a_request_only_to_its_deadline_and_its_blocks_until_it_goes_on(
+    pd: PDPair,
+) -> None:
+    prompt = "prefill freezes " * 20
+    expected = complete(pd.prefill.url, prompt).token_ids
+    params = pd.to_decode(f"freezes-{uuid.uuid4()}")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(complete, pd.decode.url, prompt, kv_transfer_params=params)
+        eventually(lambda: total(get_text(pd.decode.url, "/metrics"), "vllm:num_requests_waiting") == 1)
+        pd.prefill.group.signal(signal.SIGSTOP)
+        frozen = time.monotonic()
+        try:
+            # It is computed in other blocks, while those that prefill could write into stay out of use.
+            assert waiting.result().token_ids == expected
+            assert time.monotonic() - frozen < 40
+            assert metric(pd.decode, "quarantined_blocks", suffix="") > 0
+        finally:
+            pd.prefill.group.signal(signal.SIGCONT)
+
+    def cleared() -> bool:
+        complete(pd.decode.url, "the engine looks when it steps", max_tokens=2)
+        return metric(pd.decode, "quarantined_blocks", suffix="") == 0
+
+    eventually(cleared, 60)
+    pd.still_works()
+
+
+def health(engine: RunningEngine) -> tuple[int, str]:
+    """Status and words of /healthz."""
+    connection = http.client.HTTPConnection(urlsplit(str(engine.bootstrap_url)).netloc, timeout=30)
+    try:
+        connection.request("GET", "/healthz")
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def test_health_names_a_rank_that_froze_in_an_idle_engine_until_it_goes_on(pd: PDPair) -> None:
+    titles = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pd.decode.group.members()}
+    worker = next(pid for pid, title in titles.items() if b"Worker_TP1" in title)
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        eventually(lambda: health(pd.decode)[0] == 503)
+        words = health(pd.decode)[1]
+        assert words.startswith("rank tp 1 pp 0: doesn't answer at "), words
+        assert words.count("\n") == 1
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    eventually(lambda: health(pd.decode) == (200, "ok\n"))
+    pd.still_works()
+
+
 def test_prefill_that_is_killed_while_decode_waits_ends_the_request_by_policy(
-    pd: Line, engine_pool: EnginePool
+    pd: PDPair, engine_pool: EnginePool
 ) -> None:
     """The last test that needs this prefill engine: it kills it."""
     pd.still_works()
     prompt = "prefill dies " * 20
     expected = complete(pd.prefill.url, prompt).token_ids
     params = pd.to_decode(f"dies-{uuid.uuid4()}")
+    before = metric(pd.decode, "failed_transfers", 'reason="peer_lost"')
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(complete, pd.decode.url, prompt, kv_transfer_params=params)
         time.sleep(1.0)
@@ -252,12 +326,28 @@ def test_prefill_that_is_killed_while_decode_waits_ends_the_request_by_policy(
     assert answer.token_ids == expected
     assert time.monotonic() - killed < 40
     engine_pool.stop(PREFILL)
-    eventually(lambda: metric(pd.decode, "failed_transfers", 'reason="peer_lost"') == 1)
+    eventually(lambda: metric(pd.decode, "failed_transfers", 'reason="peer_lost"') == before + 1)
     assert complete(pd.decode.url, "decode goes on").token_ids
 
 
-def hang_up(engine: RunningEngine, prompt: str, params: dict[str, Any], after_s: float, max_tokens: int = 24) -> None:
-    """Send a completion request and close the connection without waiting for the answer."""
+def complete_raw(engine: RunningEngine, prompt: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the whole answer to a completion request with these fields."""
+    body = {"model": "tiny", "prompt": prompt, "temperature": 0, "return_token_ids": True, **fields}
+    address = urlsplit(engine.url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=120)
+    try:
+        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+        response = connection.getresponse()
+        answer = response.read()
+    finally:
+        connection.close()
+    assert response.status == 200, answer
+    return json.loads(answer)
+
+
+@contextmanager
+def hanging(engine: RunningEngine, prompt: str, params: dict[str, Any], max_tokens: int = 24) -> Iterator[None]:
+    """Send a completion request, and close the connection at the end of the block without reading the answer."""
     body = json.dumps(
         {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "kv_transfer_params": params}
     )
@@ -265,6 +355,12 @@ def hang_up(engine: RunningEngine, prompt: str, params: dict[str, Any], after_s:
     with socket.create_connection((host, int(port))) as sock:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
         sock.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        yield
+
+
+def hang_up(engine: RunningEngine, prompt: str, params: dict[str, Any], after_s: float, max_tokens: int = 24) -> None:
+    """Send a completion request and close the connection after a while."""
+    with hanging(engine, prompt, params, max_tokens):
         threading.Event().wait(after_s)
 
 

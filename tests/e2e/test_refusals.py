@@ -54,7 +54,7 @@ REFUSED = {
             "spec.decode.parallelism.decodeContext: 4 with spec.decode.parallelism.tensor 12 "
             "and spec.model.geometry.kvHeads 2:"
             " 6 ranks share a KV head, and decodeContext must divide that number;"
-            " nearest that work: 3, 6 [gqa-dcp-replicas]"
+            " nearest that work: 3, 6 here, or 8 or 24 in spec.decode.parallelism.tensor [gqa-dcp-replicas]"
         ),
     ),
     "blocks": (

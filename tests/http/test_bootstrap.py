@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from dcp_connector import bootstrap
+from dcp_connector import httpd
 from dcp_connector.bootstrap import BootstrapServer, fetch_topology
 from dcp_connector.errors import PeerError, Reason, StartupError
 from dcp_connector.handshake import RankFacts, SideFacts, Topology, assemble
@@ -85,7 +85,16 @@ def test_before_the_workers_are_up_nothing_is_ready(server: BootstrapServer) -> 
     assert get(server, "/query") == (503, "{}")
     assert get(server, "/v1/topology")[0] == 503
     assert get(server, "/readyz") == (503, "the workers have not reported their KV pages yet\n")
+    assert get(server, "/healthz") == (503, "the workers have not reported their KV pages yet\n")
+
+
+def test_health_names_every_rank_that_is_not_well(server: BootstrapServer) -> None:
+    problems: list[str] = []
+    server.publish(a_topology(), lambda: problems)
     assert get(server, "/healthz") == (200, "ok\n")
+    problems += ["rank tp 0 pp 0: the prefill thread has died", "rank tp 1 pp 0: doesn't answer"]
+    assert get(server, "/healthz") == (503, "\n".join([*problems, ""]))
+    assert get(server, "/query")[0] == 200
 
 
 def test_ready_means_that_the_engine_itself_is_healthy(server: BootstrapServer, api: HTTPServer) -> None:
@@ -169,7 +178,7 @@ def test_a_server_that_trickles_its_answer_is_given_up_by_an_overall_deadline() 
 def test_a_client_that_trickles_its_request_is_cut_off_by_an_overall_deadline(
     server: BootstrapServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bootstrap, "CLIENT_TIMEOUT_S", 0.4)
+    monkeypatch.setattr(httpd, "CLIENT_TIMEOUT_S", 0.4)
     with socket.create_connection(("127.0.0.1", server.port)) as sock:
         sock.settimeout(0.05)
         started = time.monotonic()
@@ -187,6 +196,7 @@ def test_a_client_that_trickles_its_request_is_cut_off_by_an_overall_deadline(
 
 
 def test_peers_reach_the_server_over_ipv4_and_ipv6(server: BootstrapServer) -> None:
+    server.publish(a_topology())
     for host in ("127.0.0.1", "::1") if has_ipv6() else ("127.0.0.1",):
         with socket.create_connection((host, server.port), timeout=5) as sock:
             sock.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
@@ -194,16 +204,17 @@ def test_peers_reach_the_server_over_ipv4_and_ipv6(server: BootstrapServer) -> N
 
 
 def test_a_host_without_ipv6_is_served_over_ipv4(monkeypatch: pytest.MonkeyPatch, api: HTTPServer) -> None:
-    real = bootstrap._Server.server_bind
+    real = httpd._Server.server_bind
 
-    def bind(server: bootstrap._Server) -> None:
+    def bind(server: httpd._Server) -> None:
         if server.address_family == socket.AF_INET6:
             raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
         real(server)
 
-    monkeypatch.setattr(bootstrap._Server, "server_bind", bind)
+    monkeypatch.setattr(httpd._Server, "server_bind", bind)
     made = BootstrapServer(0, api.server_address[1], SECRET, serves_query=True)
-    assert get(made, "/healthz")[0] == 200
+    made.publish(a_topology())
+    assert get(made, "/query")[0] == 200
     made.close()
 
 
@@ -227,9 +238,9 @@ def test_idle_connections_are_bounded_and_others_are_still_served(
     server: BootstrapServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.publish(a_topology())
-    idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(bootstrap.MAX_CONNECTIONS + 20)]
+    idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(httpd.MAX_CONNECTIONS + 20)]
     alive = threading.active_count()
-    assert alive < bootstrap.MAX_CONNECTIONS + 30
+    assert alive < httpd.MAX_CONNECTIONS + 30
     for sock in idle:
         sock.close()
     with ThreadPoolExecutor(8) as pool:

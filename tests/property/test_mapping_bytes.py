@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.kv_oracle import HEAD_MAJOR, TOKEN_MAJOR, Physical, Sizes
+from tests.support.kv_oracle import HEAD_MAJOR, TOKEN_MAJOR, VLLM_LAYOUTS, Physical, Sizes
 from tests.support.kv_transfer_sim import Case, check_bytes
 
-PATHS = ("direct", "pack")
+PATHS = ("direct", "pack", "scatter")
 
 #: Pairs by name: (T, W, I, B, H) of prefill and decode.
 PAIRS = {
@@ -54,6 +54,35 @@ def test_every_physical_order_is_read_and_written_by_its_strides(order, path):
         check_bytes(replace(case, prefill_physical=other))
         check_bytes(replace(case, decode_physical=other))
         check_bytes(replace(case, prefill_physical=other, decode_physical=other))
+
+
+#: Keys and values in two tensors, or in one with a dimension of size 2 before or behind the blocks.
+APART = {
+    "two tensors": ("kv", "layer", "block", "head", "row"),
+    "kv before blocks": ("layer", "kv", "block", "row", "head"),
+    "kv behind blocks": ("layer", "block", "kv", "row", "head"),
+    "kv inmost": ("block", "layer", "row", "head", "kv"),
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", VLLM_LAYOUTS)
+def test_every_layout_that_vllm_names_is_read_and_written_by_its_strides(name, path):
+    case = Case(Sizes(2, 2, 2, 6, 1), Sizes(4, 2, 1, 4, 1), 8, 29, path=path)
+    heads = Case(Sizes(1, 1, 1, 6, 4), Sizes(2, 1, 1, 4, 4), 8, 29, path=path)
+    for other in VLLM_LAYOUTS:
+        mine, theirs = Physical(VLLM_LAYOUTS[name]), Physical(VLLM_LAYOUTS[other])
+        check_bytes(replace(case, prefill_physical=mine, decode_physical=theirs))
+        check_bytes(replace(heads, prefill_physical=mine, decode_physical=theirs))
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", APART)
+def test_keys_and_values_that_lie_apart_arrive_whatever_the_other_side_does(name, path):
+    case = Case(Sizes(1, 1, 1, 6, 2), Sizes(4, 2, 1, 4, 2), 8, 29, path=path, entry_bytes=8)
+    for other in (TOKEN_MAJOR, *map(Physical, APART.values())):
+        check_bytes(replace(case, prefill_physical=Physical(APART[name]), decode_physical=other))
+        check_bytes(replace(case, prefill_physical=other, decode_physical=Physical(APART[name], padding=3)))
 
 
 @pytest.mark.parametrize("path", PATHS)

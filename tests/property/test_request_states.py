@@ -1,8 +1,9 @@
-"""Both state machines against an adversarial network and clock.
+"""Both state machines against an adversarial network, clock and memory.
 
-Two prefill ranks and two decode ranks exchange messages over a network that loses, repeats and reorders them; prompts
-are computed, aborted or never come; clients leave; connections break; time jumps. What vLLM relies on must hold in
-every step, and in the end nothing may be left over.
+Two prefill ranks and two decode ranks exchange messages over a network that loses, repeats, delays and reorders them;
+prompts are computed, aborted or never come; clients leave; connections break; prefill ranks freeze, die and come back
+as another engine. Writes are in flight for as long as Mooncake can keep one, and failed ones leave stragglers. What
+vLLM relies on must hold in every step, no write may be in flight into free blocks, and in the end nothing is left.
 """
 
 from __future__ import annotations
@@ -14,14 +15,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dcp_connector.errors import PeerError, Reason
-from dcp_connector.requests_decode import Abandon, Ask, DecodeRequests, Finished, Resolve, Send
+from dcp_connector.requests_decode import Abandon, Ask, Cleared, DecodeRequests, Finished, Load, Probe, Resolve, Send
 from dcp_connector.requests_prefill import Halt, Hold, PrefillRequests, Reply, Sent, Write, Written
-from dcp_connector.wire import Cancel, Done, Failed, Pull, Release, Settled
+from dcp_connector.wire import MAX_AGE_S, Cancel, Done, Failed, Pull, Release, Settled
 from tests.support.transfer_messages import DECODE, ENGINE, a_hold, a_load, a_pull, a_release
 
-TRANSFERS = [f"t{number}" for number in range(2)]
+TRANSFERS = [f"t{number}" for number in range(3)]
 RANKS = (0, 1)
 TIMEOUT_S, GRACE_S, LEASE_S = 60.0, 5.0, 100.0
+#: A batch may run for so long after the writer's deadline, and a failed one leaves stragglers for so long.
+BATCH_S, STRAGGLERS_S = 30.0, 30.0
+#: A frame older than this is refused, by clocks that may differ as much as it may be late.
+OLDEST_S = 2 * MAX_AGE_S
+LONGEST_WRITE_S = OLDEST_S + BATCH_S + STRAGGLERS_S
 #: Events that end a transfer are rare, or nothing would ever get far.
 rarely = st.integers(0, 3).map(lambda number: number == 3)
 transfers, ranks = st.sampled_from(TRANSFERS), st.sampled_from(RANKS)
@@ -29,7 +35,7 @@ transfers, ranks = st.sampled_from(TRANSFERS), st.sampled_from(RANKS)
 
 @dataclass
 class Prefill:
-    """A prefill rank with a writer whose writes end when the test says so."""
+    """A prefill rank with a writer whose writes end when the test says so, or when Mooncake gives them up."""
 
     rank: int
     requests: PrefillRequests
@@ -37,18 +43,24 @@ class Prefill:
     ever_written: set[str] = field(default_factory=set)
     held: set[str] = field(default_factory=set)
     sent: list[str] = field(default_factory=list)
+    dead_since: float | None = None
+    frozen: bool = False
 
 
 @dataclass
 class Decode:
-    """A decode rank. `open_pulls` are pulls that it has sent and not seen settled."""
+    """A decode rank: what it was asked for, what it reported, and which loads own their blocks."""
 
     rank: int
     requests: DecodeRequests
-    loaded: set[str] = field(default_factory=set)
+    loaded: dict[str, float] = field(default_factory=dict)
     resolving: set[str] = field(default_factory=set)
     asked: dict[str, set[str]] = field(default_factory=dict)
     finished: dict[str, Finished] = field(default_factory=dict)
+    unclear: set[str] = field(default_factory=set)
+
+    def owns_blocks(self, request_id: str) -> bool:
+        return request_id not in self.finished or request_id in self.unclear
 
 
 class World(RuleBasedStateMachine):
@@ -57,13 +69,18 @@ class World(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.prefills = [
-            Prefill(rank, PrefillRequests(ENGINE, rank, LEASE_S, lambda pull, hold: frozenset(RANKS))) for rank in RANKS
-        ]
-        self.decodes = [Decode(rank, DecodeRequests(TIMEOUT_S, GRACE_S)) for rank in RANKS]
-        self.to_prefill: list[tuple[int, int, object]] = []
-        self.to_decode: list[tuple[int, object]] = []
+        self.prefills = [Prefill(rank, self.new_prefill(ENGINE, rank)) for rank in RANKS]
+        self.decodes = [Decode(rank, DecodeRequests(TIMEOUT_S, GRACE_S, LONGEST_WRITE_S)) for rank in RANKS]
+        #: (when it was sent, sender, receiver, message)
+        self.to_prefill: list[tuple[float, int, int, object]] = []
+        self.to_decode: list[tuple[float, int, object]] = []
+        self.probes: list[tuple[int, int]] = []
         self.written_well: set[str] = set()
+        #: parts of failed batches: pull id -> when the last one lands
+        self.stragglers: dict[str, float] = {}
+
+    def new_prefill(self, engine: str, rank: int) -> PrefillRequests:
+        return PrefillRequests(engine, rank, LEASE_S, lambda pull, hold: frozenset(RANKS))
 
     # Carrying out actions, and checking each.
 
@@ -71,11 +88,15 @@ class World(RuleBasedStateMachine):
         for action in actions:
             match action:
                 case Reply():
-                    if isinstance(action.message, Done):
-                        assert action.message.pull_id in self.written_well, "Done for what was not written"
-                    if isinstance(action.message, Settled | Failed):
-                        assert action.message.pull_id not in prefill.writing, "settled while its write runs"
-                    self.to_decode.append((int(action.peer), action.message))
+                    message = action.message
+                    if isinstance(message, Done):
+                        assert message.pull_id in self.written_well, "Done for what was not written"
+                    if isinstance(message, Settled | Failed):
+                        assert message.pull_id not in prefill.writing, "settled while its write runs"
+                        quiet_s = message.quiet_s if isinstance(message, Failed) else 0.0
+                        late = self.stragglers.get(message.pull_id, self.now)
+                        assert late <= self.now + quiet_s, "settled while parts of its batch may arrive"
+                    self.to_decode.append((self.now, int(action.peer), message))
                 case Write():
                     pull = action.pull
                     assert pull.pull_id not in prefill.ever_written, "a pull was written twice"
@@ -101,30 +122,43 @@ class World(RuleBasedStateMachine):
                     message = action.message
                     if isinstance(message, Pull):
                         assert 0 <= message.budget_s <= TIMEOUT_S
-                    self.to_prefill.append((decode.rank, int(action.address), message))
+                    self.to_prefill.append((self.now, decode.rank, int(action.address), message))
+                case Probe():
+                    self.probes.append((decode.rank, int(action.address)))
                 case Abandon():
                     assert action.load.request_id in decode.finished
                 case Finished():
                     self.check_finished(decode, action)
+                case Cleared():
+                    assert action.load.request_id in decode.unclear, "cleared without being unclear, or twice"
+                    decode.unclear.remove(action.load.request_id)
 
     def check_finished(self, decode: Decode, over: Finished) -> None:
         request_id = over.load.request_id
         assert request_id in decode.loaded, "finished without being loaded"
         assert request_id not in decode.finished, "finished twice"
+        assert self.now <= decode.loaded[request_id] + TIMEOUT_S + GRACE_S, "finished after its deadline"
         decode.finished[request_id] = over
-        pulls = decode.asked.get(request_id, set())
+        if not over.confirmed:
+            decode.unclear.add(request_id)
         if over.reason is None:
-            assert pulls <= self.written_well, "reported good, but a source has not written"
-        if over.confirmed:
-            running = {pull_id for prefill in self.prefills for pull_id in prefill.writing}
-            assert not pulls & running, "blocks were given up while a writer still writes into them"
+            assert decode.asked.get(request_id, set()) <= self.written_well, "good, but a source has not written"
+            assert over.confirmed
+
+    @invariant()
+    def no_write_is_in_flight_into_blocks_that_are_free(self) -> None:
+        in_flight = {pull_id for prefill in self.prefills for pull_id in prefill.writing}
+        in_flight |= {pull_id for pull_id, until in self.stragglers.items() if until > self.now}
+        for decode in self.decodes:
+            for request_id, pulls in decode.asked.items():
+                assert decode.owns_blocks(request_id) or not pulls & in_flight, "a late write lands in a reused block"
 
     # What the engines and the outside do.
 
     @rule(transfer=transfers)
     def prompt_is_computed(self, transfer: str) -> None:
         request_id = f"p-{transfer}"
-        for prefill in self.prefills:
+        for prefill in self.alive():
             if request_id not in prefill.held and request_id not in prefill.sent:
                 hold: Hold = a_hold(transfer, request_id)
                 prefill.held.add(request_id)
@@ -135,7 +169,7 @@ class World(RuleBasedStateMachine):
     def prompt_is_aborted(self, transfer: str, really: bool) -> None:
         if not really:
             return
-        for prefill in self.prefills:
+        for prefill in self.alive():
             if f"p-{transfer}" not in prefill.held and f"p-{transfer}" not in prefill.sent:
                 self.prefill_acts(prefill, prefill.requests.drop(transfer, Reason.PREFILL_ABORTED, self.now))
 
@@ -144,8 +178,9 @@ class World(RuleBasedStateMachine):
         request_id = f"d-{transfer}"
         for decode in self.decodes:
             if request_id not in decode.loaded:
-                decode.loaded.add(request_id)
-                self.decode_acts(decode, decode.requests.load(a_load(request_id, transfer), self.now))
+                decode.loaded[request_id] = self.now
+                load: Load = a_load(request_id, transfer)
+                self.decode_acts(decode, decode.requests.load(load, self.now))
 
     @rule(rank=ranks, bad=rarely)
     @precondition(lambda self: any(decode.resolving for decode in self.decodes))
@@ -166,11 +201,13 @@ class World(RuleBasedStateMachine):
                     )
                     for source in RANKS
                 )
-                decode.asked[request_id] = {ask.pull.pull_id for ask in asks}
-                self.decode_acts(decode, decode.requests.resolved(request_id, asks, self.now))
+                actions = decode.requests.resolved(request_id, asks, self.now)
+                if any(isinstance(action, Send) for action in actions):
+                    decode.asked[request_id] = {ask.pull.pull_id for ask in asks}
+                self.decode_acts(decode, actions)
             else:
                 error = PeerError(Reason.BOOTSTRAP_UNREACHABLE, "")
-                self.decode_acts(decode, decode.requests.unresolved(request_id, error))
+                self.decode_acts(decode, decode.requests.unresolved(request_id, error, self.now))
 
     @rule(transfer=transfers, really=rarely)
     def client_leaves(self, transfer: str, really: bool) -> None:
@@ -186,30 +223,78 @@ class World(RuleBasedStateMachine):
         decode = self.decodes[rank]
         self.decode_acts(decode, decode.requests.peer_lost(str(source), "", self.now))
 
-    @rule(transfer=transfers, source=ranks, engine=st.sampled_from([DECODE, "stranger"]))
-    def release_is_sent(self, transfer: str, source: int, engine: str) -> None:
-        self.to_prefill.append((0, source, a_release(transfer, engine)))
+    @rule(transfer=transfers, source=ranks, meant=ranks, engine=st.sampled_from([DECODE, "stranger"]))
+    def release_is_sent(self, transfer: str, source: int, meant: int, engine: str) -> None:
+        self.to_prefill.append((self.now, 0, source, a_release(transfer, engine, meant)))
 
-    @rule(rank=ranks, data=st.data(), good=st.booleans())
+    @rule(rank=ranks, data=st.data(), outcome=st.sampled_from(["good", "good", "failed", "gave up"]))
     @precondition(lambda self: any(prefill.writing for prefill in self.prefills))
-    def write_ends(self, rank: int, data: st.DataObject, good: bool) -> None:
+    def write_ends(self, rank: int, data: st.DataObject, outcome: str) -> None:
         prefill = self.prefills[rank]
         if prefill.writing:
-            pull_id = data.draw(st.sampled_from(sorted(prefill.writing)))
-            write = prefill.writing.pop(pull_id)
-            if good:
-                self.written_well.add(pull_id)
-            failure = None if good else PeerError(Reason.TRANSFER_ERROR, "")
-            actions = prefill.requests.written(write.pull.transfer_id, pull_id, Written(1, failure), self.now)
-            self.prefill_acts(prefill, actions)
+            self.end_write(prefill, data.draw(st.sampled_from(sorted(prefill.writing))), outcome)
+
+    def end_write(self, prefill: Prefill, pull_id: str, outcome: str) -> None:
+        write, result = prefill.writing.pop(pull_id), Written(1)
+        if outcome == "good":
+            self.written_well.add(pull_id)
+        elif outcome == "gave up":
+            result = Written(0, PeerError(Reason.DEADLINE, ""))
+        else:
+            result = Written(0, PeerError(Reason.TRANSFER_ERROR, ""), STRAGGLERS_S)
+            self.stragglers[pull_id] = self.now + STRAGGLERS_S
+        self.prefill_acts(prefill, prefill.requests.written(write.pull.transfer_id, pull_id, result, self.now))
+
+    # Processes.
+
+    def alive(self) -> list[Prefill]:
+        return [prefill for prefill in self.prefills if prefill.dead_since is None and not prefill.frozen]
+
+    @rule(rank=ranks, really=rarely)
+    def prefill_freezes_or_thaws(self, rank: int, really: bool) -> None:
+        prefill = self.prefills[rank]
+        if (really or prefill.frozen) and prefill.dead_since is None:
+            prefill.frozen = not prefill.frozen
+            if not prefill.frozen:
+                self.prefill_acts(prefill, prefill.requests.tick(self.now))
+
+    @rule(rank=ranks, really=rarely, noticed=st.booleans())
+    def prefill_dies(self, rank: int, really: bool, noticed: bool) -> None:
+        """What the kernel has of its writes still arrives for a moment. Decode may notice it at once."""
+        prefill = self.prefills[rank]
+        if (really or prefill.writing) and prefill.dead_since is None:
+            prefill.dead_since, prefill.frozen = self.now, False
+            for pull_id in prefill.writing:
+                self.stragglers[pull_id] = self.now + GRACE_S
+            prefill.writing.clear()
+            prefill.held.clear()
+            for decode in self.decodes if noticed else ():
+                self.decode_acts(decode, decode.requests.peer_lost(str(rank), "", self.now))
+                self.decode_acts(decode, decode.requests.gone(str(rank), self.now))
+
+    @rule(rank=ranks)
+    def prefill_comes_back(self, rank: int) -> None:
+        prefill = self.prefills[rank]
+        if prefill.dead_since is not None and prefill.dead_since + GRACE_S <= self.now:
+            prefill.dead_since = None
+            prefill.requests = self.new_prefill("engine after a restart", rank)
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.probes)
+    def probe_is_answered(self, data: st.DataObject) -> None:
+        rank, source = self.probes.pop(data.draw(st.integers(0, len(self.probes) - 1)))
+        if self.prefills[source].dead_since is not None:
+            # A process that has ended refuses connections until another one listens there.
+            decode = self.decodes[rank]
+            self.decode_acts(decode, decode.requests.gone(str(source), self.now))
 
     # What the network does.
 
     @rule()
     @precondition(lambda self: self.to_prefill or self.to_decode)
     def all_messages_arrive_in_order(self) -> None:
-        while self.to_prefill:
-            self.carry_to_prefill(0, "deliver")
+        for item in [item for item in self.to_prefill if not self.prefills[item[2]].frozen]:
+            self.carry_to_prefill(self.to_prefill.index(item), "deliver")
         while self.to_decode:
             self.carry_to_decode(0, "deliver")
 
@@ -224,12 +309,14 @@ class World(RuleBasedStateMachine):
         self.carry_to_decode(data.draw(st.integers(0, len(self.to_decode) - 1)), fate)
 
     def carry_to_prefill(self, index: int, fate: str) -> None:
-        sender, receiver, message = self.to_prefill[index]
+        sent_at, sender, receiver, message = self.to_prefill[index]
+        prefill, peer = self.prefills[receiver], str(sender).encode()
+        if prefill.frozen:
+            return
         if fate != "repeat":
             del self.to_prefill[index]
-        if fate == "lose":
+        if fate == "lose" or prefill.dead_since is not None or self.now - sent_at > OLDEST_S:
             return
-        prefill, peer = self.prefills[receiver], str(sender).encode()
         match message:
             case Pull():
                 actions = prefill.requests.pull(peer, message, self.now)
@@ -237,56 +324,79 @@ class World(RuleBasedStateMachine):
                 actions = prefill.requests.cancel(peer, message, self.now)
             case Release():
                 actions = prefill.requests.release(message, self.now)
+                if message.prefill_rank != receiver:
+                    assert actions == [], "a release for another rank did something"
         self.prefill_acts(prefill, actions)
 
     def carry_to_decode(self, index: int, fate: str) -> None:
-        receiver, message = self.to_decode[index]
+        sent_at, receiver, message = self.to_decode[index]
         if fate != "repeat":
             del self.to_decode[index]
-        if fate == "lose":
+        # What is late counts as arrived late: how long parts of a batch stay under way is counted from the arrival.
+        if fate == "lose" or self.now - sent_at > OLDEST_S:
             return
         decode = self.decodes[receiver]
         match message:
             case Done():
-                actions = decode.requests.done(message)
+                actions = decode.requests.done(message, self.now)
             case Failed():
                 actions = decode.requests.failed(message, self.now)
             case Settled():
-                actions = decode.requests.settled(message)
+                actions = decode.requests.settled(message, self.now)
         self.decode_acts(decode, actions)
 
-    @rule(step=st.sampled_from([0.0, 1.0, 1.0, 5.0, 5.0, 30.0, 60.0, 101.0]))
+    @rule(step=st.sampled_from([0.0, 1.0, 1.0, 5.0, 5.0, 30.0, 60.0, 101.0, 250.0]))
     def time_passes(self, step: float) -> None:
-        self.now += step
-        for prefill in self.prefills:
+        """Timers go off when they are due, except those of a frozen rank; writes end when Mooncake gives them up."""
+        until = self.now + step
+        while True:
+            ends = [(w.deadline + BATCH_S, p, pull_id) for p in self.prefills for pull_id, w in p.writing.items()]
+            timers = [p.requests.next_timer() for p in self.alive()] + [d.requests.next_timer() for d in self.decodes]
+            due = [when for when in timers if when is not None] + [when for when, _, _ in ends]
+            if not due or min(due) > until:
+                break
+            self.now = max(self.now, min(due))
+            for when, prefill, pull_id in ends:
+                if when <= self.now:
+                    self.end_write(prefill, pull_id, "failed")
+            self.tick()
+        self.now = until
+        self.tick()
+
+    def tick(self) -> None:
+        for prefill in self.alive():
             self.prefill_acts(prefill, prefill.requests.tick(self.now))
         for decode in self.decodes:
             self.decode_acts(decode, decode.requests.tick(self.now))
+        self.no_write_is_in_flight_into_blocks_that_are_free()
 
     @invariant()
     def counts_agree(self) -> None:
         for prefill in self.prefills:
-            assert prefill.requests.num_held == len(prefill.held)
+            if prefill.dead_since is None:
+                assert prefill.requests.num_held == len(prefill.held)
         for decode in self.decodes:
             assert decode.requests.num_loading == len(decode.loaded) - len(decode.finished)
+            assert decode.requests.num_unclear == len(decode.unclear)
 
     def teardown(self) -> None:
         """Writers come to an end, clocks run on, messages stop: everything must be over, on both sides."""
         for prefill in self.prefills:
-            for pull_id, write in list(prefill.writing.items()):
-                del prefill.writing[pull_id]
-                failure = PeerError(Reason.DEADLINE, "")
-                actions = prefill.requests.written(write.pull.transfer_id, pull_id, Written(0, failure), self.now)
-                self.prefill_acts(prefill, actions)
+            if prefill.frozen:
+                self.prefill_freezes_or_thaws(prefill.rank, True)
+            for pull_id in list(prefill.writing):
+                self.end_write(prefill, pull_id, "gave up")
         for _ in range(2):
-            self.time_passes(TIMEOUT_S + LEASE_S)
+            self.time_passes(TIMEOUT_S + LEASE_S + LONGEST_WRITE_S)
         for prefill in self.prefills:
             assert not prefill.held, "blocks are held for ever"
-            assert prefill.requests.num_waiting == 0
+            assert prefill.requests.num_waiting == 0 or prefill.dead_since is not None
             assert len(prefill.sent) == len(set(prefill.sent))
         for decode in self.decodes:
-            assert set(decode.finished) == decode.loaded, "a load never ended"
+            assert set(decode.finished) == set(decode.loaded), "a load never ended"
+            assert not decode.unclear, "blocks are kept out of use for ever"
+            assert decode.requests.next_timer() is None, "timers are left over"
 
 
-World.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+World.TestCase.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
 TestWorld = World.TestCase

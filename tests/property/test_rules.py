@@ -1,6 +1,7 @@
 """The rules against the connector's geometry, their suggestions, and their composure before any object."""
 
 import copy
+import re
 import time
 
 import pytest
@@ -13,6 +14,8 @@ from dcp_operator.api.load import load
 from dcp_operator.build import render
 from dcp_operator.flags import known_flags
 from dcp_operator.rules import check, check_body, rule_ids
+from dcp_operator.rules.edits import changed_body
+from dcp_operator.rules.suggest import suggest
 from tests.support.specimens import merged, role, sizes, specimen
 
 #: Rules on one role's sizes that say whether the role can be one side of a transfer.
@@ -21,6 +24,8 @@ ROLES = ("prefill", "decode")
 
 SIZE = st.integers(1, 16)
 BLOCK = st.sampled_from([1, 2, 3, 4, 6, 12, 16, 24, 64])
+#: Rows of a block; every attention backend takes multiples of 16 only (block-size-kernel).
+ROWS = st.sampled_from([16, 32, 48, 64, 80, 96])
 
 
 @st.composite
@@ -31,7 +36,7 @@ def sides(draw):
     return {
         "tensor": draw(SIZE),
         "decodeContext": draw(SIZE),
-        "blockSize": draw(BLOCK),
+        "blockSize": draw(ROWS),
         "interleave": draw(BLOCK),
         "attention": attention,
         "kvHeads": kv_heads,
@@ -119,58 +124,114 @@ def test_brute_force_over_small_sides():
     assert 50 < refused_count < 240
 
 
-SUGGESTING = {
-    "dcp-divides-tp": ("parallelism", "decodeContext"),
-    "gqa-dcp-replicas": ("parallelism", "decodeContext"),
-    "heads-divide-tp": ("parallelism", "tensor"),
-    "interleave-divides-block": ("kvCacheInterleaveSize",),
-}
+NEAREST = re.compile(r"; nearest that works?: (?P<here>.*)$")
+ELSEWHERE = re.compile(r"^(?P<values>.+) in (?P<path>spec\.\S+)$")
 
 
-def suggestions(finding):
-    _, marker, rest = finding.message.partition("; nearest that work")
-    return [int(word) for word in rest.partition(": ")[2].split(", ")] if marker else []
+def nearest_of(finding):
+    """Yield (path, value) of every value that a message names as one that works."""
+    found = NEAREST.search(finding.message)
+    if found is None:
+        return
+    for part in found["here"].split(", or "):
+        there = ELSEWHERE.match(part)
+        if there:
+            yield from ((there["path"], value) for value in there["values"].split(" or "))
+        elif part != "leave it out":
+            yield from ((finding.path, value) for value in part.removesuffix(" here").split(", "))
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(sides(), st.sampled_from(ROLES))
-def test_every_suggestion_satisfies_its_rule_and_breaks_no_other_rule_on_sizes(side, name):
-    body = body_of(side, name)
-    before = refused_by(body) & SIDE_RULES
+def with_value(body, path, text):
+    changed = copy.deepcopy(body)
+    *way, last = path.split(".")
+    holder = changed
+    for step in way:
+        holder = holder.setdefault(step, {})
+    holder[last] = int(text) if text.isdigit() else text
+    return changed
+
+
+@st.composite
+def objects(draw):
+    """Objects with sizes, lengths, formats, counts and connectors that fit or don't."""
+    change = {"spec": {"kvConnector": {"type": draw(st.sampled_from(["mooncake", "mooncake-upstream", "nixl"]))}}}
+    side = draw(sides())
+    geometry = {key: side[key] for key in ("attention", "kvHeads", "attentionHeads")}
+    change = merged(change, {"spec": {"model": {"geometry": geometry}}})
+    for name in ROLES:
+        own = draw(sides())
+        fields = {
+            "blockSize": own["blockSize"],
+            "kvCacheInterleaveSize": draw(st.none() | BLOCK),
+            "maxModelLen": draw(st.sampled_from([None, 1024, 32768, 65536])),
+            "kvCacheDtype": draw(st.sampled_from([None, "fp8", "auto"])),
+            "extraArgs": draw(
+                st.lists(st.sampled_from(["-tp=4", "--port", "1", "--seed=1", "--block_size=16"]), max_size=4)
+            ),
+            "replicas": draw(st.sampled_from([None, 1, 4])),
+            "scaling": draw(st.sampled_from([None, None, {"minReplicas": 2, "maxReplicas": 1}])),
+        }
+        change = merged(change, role(name, **fields))
+        wide = {key: draw(st.sampled_from([1, 1, 1, 2])) for key in ("pipeline", "data", "prefillContext")}
+        change = merged(change, sizes(name, tensor=own["tensor"], decodeContext=own["decodeContext"], **wide))
+    ratio = draw(st.sampled_from([None, None, {"min": "3:1"}, {"min": "2:1", "max": "1:2"}]))
+    strategy = draw(st.sampled_from([{}, {}, {"maxSurge": 0, "maxUnavailable": "0%"}]))
+    return specimen(change, {"spec": {"ratio": ratio, "rolloutStrategy": strategy}})
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(objects())
+def test_each_value_that_a_message_names_cures_its_finding_and_brings_no_other(body):
+    before = {(finding.rule, finding.path) for finding in check_body(body).violations}
     for finding in check_body(body).violations:
-        if finding.rule not in SUGGESTING:
-            continue
-        values = suggestions(finding)
-        assert values, finding  # 1 always works for these
-        for value in values:
-            changed = copy.deepcopy(body)
-            holder = changed["spec"][name]
-            *way, last = SUGGESTING[finding.rule]
-            for step in way:
-                holder = holder[step]
-            holder[last] = value
-            after = refused_by(changed) & SIDE_RULES
-            assert finding.rule not in after, (finding, value)
-            assert after <= before or finding.rule == "heads-divide-tp", (finding, value, after)
+        for path, text in nearest_of(finding):
+            after = {(each.rule, each.path) for each in check_body(with_value(body, path, text)).violations}
+            assert after <= before - {(finding.rule, finding.path)}, (finding, path, text)
+            assert all(left != path for _, left in after), (finding, path, text)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(sides())
-def test_a_single_mistake_is_cured_by_each_suggestion(side):
-    body = body_of(side)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(sides(), st.sampled_from(ROLES))
+def test_a_value_named_for_a_single_mistake_makes_the_object_accepted(side, name):
+    body = body_of(side, name)
     findings = check_body(body).violations
     assume(len(findings) == 1)
-    assume(findings[0].rule in SUGGESTING)
-    for value in suggestions(findings[0]):
-        changed = copy.deepcopy(body)
-        holder = changed["spec"]["decode"]
-        *way, last = SUGGESTING[findings[0].rule]
-        for step in way:
-            holder = holder[step]
-        holder[last] = value
-        remaining = refused_by(changed)
-        # A tensor size that suits heads and decode context may not exist; the context is then the next finding.
-        assert remaining <= {"dcp-divides-tp", "gqa-dcp-replicas"}, (findings[0], value)
+    for path, text in nearest_of(findings[0]):
+        assert check_body(with_value(body, path, text)).allowed, (findings[0], path, text)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(objects())
+def test_a_suggested_object_is_accepted_and_is_the_object_with_the_changes(body):
+    kept = copy.deepcopy(body)
+    suggestion = suggest(body)
+    assert body == kept
+    assert suggestion is not None
+    assert check_body(suggestion.body).allowed
+    changed = body
+    for fix in suggestion.changes:
+        changed = changed_body(changed, fix)
+    assert changed == suggestion.body
+    assert bool(suggestion.changes) != check_body(body).allowed
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(sides(), st.sampled_from(ROLES))
+def test_no_smaller_change_works_than_the_suggested_one(side, name):
+    """Brute force over the sizes of one role: where one field is enough, one field is changed."""
+    body = body_of(side, name)
+    assume(not check_body(body).allowed)
+    suggestion = suggest(body)
+    assert suggestion is not None
+    path = f"spec.{name}.parallelism"
+    single = [
+        (field, value)
+        for field, largest in ((f"{path}.decodeContext", 16), (f"{path}.tensor", 32))
+        for value in range(1, largest + 1)
+        if check_body(with_value(body, field, str(value))).allowed
+    ]
+    if single:
+        assert len(suggestion.changes) == 1
 
 
 JSON = st.recursive(

@@ -10,7 +10,22 @@ from hypothesis import strategies as st
 
 from dcp_connector.errors import PeerError, Reason, WireError
 from dcp_connector.handshake import decode_topology
-from dcp_connector.wire import Cancel, Channel, Done, Failed, Layout, Message, Page, Pull, Release, Settled
+from dcp_connector.wire import (
+    Cancel,
+    Channel,
+    Chunk,
+    Done,
+    Failed,
+    Grant,
+    Layout,
+    Message,
+    Page,
+    Pull,
+    Release,
+    Settled,
+    Taken,
+    Want,
+)
 
 NOW = 1_800_000_000.0
 text = st.text(max_size=40)
@@ -36,11 +51,16 @@ messages: st.SearchStrategy[Message] = st.one_of(
         block_table=st.binary(max_size=200),
         pages=st.dictionaries(text, pages, max_size=4),
         segment=text,
+        decode_stages=st.integers(1, 1024),
     ),
-    st.builds(Cancel, text, text, text),
-    st.builds(Release, text, text, text, text),
+    st.builds(Cancel, text, text, text, size),
+    st.builds(Release, text, text, size, text, text),
+    st.builds(Grant, text, st.lists(st.integers(0, 2**62), max_size=64).map(tuple), positive),
+    st.builds(Taken, text, size),
+    st.builds(Want, text, positive),
+    st.builds(Chunk, text, size),
     st.builds(Done, text, size),
-    st.builds(Failed, text, st.sampled_from(Reason), st.text(max_size=200)),
+    st.builds(Failed, text, st.sampled_from(Reason), st.text(max_size=200), st.floats(0, 1e6)),
     st.builds(Settled, text),
 )
 

@@ -2,15 +2,18 @@
 
     pool.get(EngineSpec(tensor=2, dcp=2, interleave=8)).url
 
-An engine takes about 20 s to start and 2 to 3 GB, so tests share them through `EnginePool`, which keeps at most two.
+An engine takes about 20 s to start and 2 to 3 GB, so tests share them through `EnginePool`, which keeps at most two,
+or as many as one test asks for at once.
 """
 
 import json
 import os
+import random
 import socket
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +26,15 @@ from devcluster.engine import ensure_engine_environment, ensure_models, profile
 from devcluster.paths import CHECKOUT, this_cache
 from tests.support.process_groups import ProcessGroup
 
-__all__ = ["EnginePool", "EngineSpec", "RunningEngine", "engine_pool", "running_engine"]
+__all__ = [
+    "EnginePool",
+    "EngineSpec",
+    "RunningEngine",
+    "engine_pool",
+    "first_of_free_ports",
+    "free_ports",
+    "running_engine",
+]
 
 START_TIMEOUT_S = 240.0
 _HOST = "127.0.0.1"
@@ -38,8 +49,12 @@ class EngineSpec:
     tensor: int = 1
     dcp: int = 1
     interleave: int = 1
+    #: Rows of a rank's block.
+    block: int = 32
+    #: Data-parallel ranks; each has a bootstrap port of its own, one behind the other.
+    data: int = 1
     #: With a role the engine runs the connector; its ports are chosen when it starts.
-    role: Literal["kv_producer", "kv_consumer"] | None = None
+    role: Literal["kv_producer", "kv_consumer", "kv_both"] | None = None
     load_failure_policy: Literal["recompute", "fail"] = "fail"
     #: Fields of ConnectorConfig, as (name, value) pairs.
     connector: tuple[tuple[str, Any], ...] = ()
@@ -48,7 +63,8 @@ class EngineSpec:
 
     def __str__(self) -> str:
         layout = f"tp{self.tensor}-dcp{self.dcp}-i{self.interleave}" if self.dcp > 1 else f"tp{self.tensor}"
-        return f"{self.model}-{layout}" + (f"-{self.role}" if self.role else "")
+        block = f"-b{self.block}" if self.block != 32 else ""
+        return f"{self.model}-{layout}{block}" + (f"-{self.role}" if self.role else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +93,9 @@ def start_engine(spec: EngineSpec, folder: Path) -> RunningEngine:
     cache = this_cache().root
     environment = ensure_engine_environment(cache, print)
     models = ensure_models(cache, print)
-    port, bootstrap_port = _free_ports(2)
+    port, bootstrap_port = free_ports(2)
+    if spec.data > 1:
+        bootstrap_port = first_of_free_ports(spec.data)
     command = [str(environment / "bin" / "python3"), "-m", profile.API_SERVER]
     command += profile.arguments(
         models / spec.model,
@@ -88,6 +106,8 @@ def start_engine(spec: EngineSpec, folder: Path) -> RunningEngine:
         dcp=spec.dcp,
         interleave=spec.interleave,
     )
+    command.append(f"--block-size={spec.block}")  # the last one counts
+    command += [f"--data-parallel-size={spec.data}"] if spec.data > 1 else []
     variables = {**os.environ, **profile.environment(environment), "VLLM_HOST_IP": _HOST}
     variables.pop("PYTHONPATH", None)
     if spec.role:
@@ -122,7 +142,10 @@ def running_engine(spec: EngineSpec, folder: Path) -> Iterator[RunningEngine]:
 
 
 class EnginePool:
-    """Engines that tests share. At most `limit` live; the one that was not asked for the longest makes room."""
+    """Engines that tests share. At most `limit` live, or as many as one call names.
+
+    The one that was not asked for the longest makes room.
+    """
 
     def __init__(self, folder: Path, limit: int = 2) -> None:
         self._folder = folder
@@ -132,16 +155,16 @@ class EnginePool:
 
     def get(self, *specs: EngineSpec) -> tuple[RunningEngine, ...]:
         """Return engines that serve, one for each spec; those that don't run yet start side by side."""
-        if len(set(specs)) > self._limit:
-            raise ValueError(f"{len(set(specs))} engines were asked for at once, and {self._limit} may live")
+        limit = max(self._limit, len(set(specs)))
         for spec in specs:
             if spec in self._engines:
                 self._engines.move_to_end(spec)
-        for spec in specs:
-            if spec not in self._engines:
-                while len(self._engines) >= self._limit:
-                    self._engines.popitem(last=False)[1].group.stop()
-                self._engines[spec] = start_engine(spec, self._folder)
+        wanted = [spec for spec in dict.fromkeys(specs) if spec not in self._engines]
+        surplus = len(self._engines) + len(wanted) - limit
+        if wanted and surplus > 0:
+            self.stop(*list(self._engines)[:surplus])
+        for spec in wanted:
+            self._engines[spec] = start_engine(spec, self._folder)
         return tuple(self._wait(spec) for spec in specs)
 
     def answers(
@@ -162,9 +185,10 @@ class EnginePool:
 
     def stop(self, *specs: EngineSpec) -> None:
         """Stop these engines, or all."""
-        for spec in specs or tuple(self._engines):
-            if engine := self._engines.pop(spec, None):
-                engine.group.stop()
+        stopped = [self._engines.pop(spec, None) for spec in dict.fromkeys(specs or tuple(self._engines))]
+        with ThreadPoolExecutor(8) as threads:
+            for _ in threads.map(lambda engine: engine.group.stop(), filter(None, stopped)):
+                pass
 
     def _wait(self, spec: EngineSpec) -> RunningEngine:
         try:
@@ -184,7 +208,21 @@ def engine_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnginePool
         pool.stop()
 
 
-def _free_ports(count: int) -> list[int]:
+def first_of_free_ports(count: int) -> int:
+    """Return the first of successive ports that are free now, below those that the system gives to clients."""
+    # Begun anywhere, so that two that choose at the same time are unlikely to choose the same.
+    for first in range(random.randrange(21000, 30000), 32000, count):
+        with ExitStack() as stack:
+            try:
+                for port in range(first, first + count):
+                    stack.enter_context(socket.create_server(("", port)))
+            except OSError:
+                continue
+            return first
+    raise AssertionError(f"no {count} successive ports are free")
+
+
+def free_ports(count: int) -> list[int]:
     """Return ports that are free now; held together while they are chosen, so that they differ."""
     sockets = [socket.socket() for _ in range(count)]
     try:

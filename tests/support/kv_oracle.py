@@ -80,13 +80,38 @@ def all_sides(
     return [sizes for sizes in found if is_valid(sizes) and not (sizes.w == 1 and sizes.i != interleaves[0])]
 
 
+#: The physical orders that vLLM names, outermost first, by its names: layer, block, head, row (N) and the entry (C).
+VLLM_LAYOUTS: dict[str, tuple[str, ...]] = {
+    "LBHNC": ("layer", "block", "head", "row"),
+    "LBNHC": ("layer", "block", "row", "head"),
+    "LHBNC": ("layer", "head", "block", "row"),
+    "BLHNC": ("block", "layer", "head", "row"),
+    "BLNHC": ("block", "layer", "row", "head"),
+    "BHLNC": ("block", "head", "layer", "row"),
+}
+
+
 @dataclass(frozen=True)
 class Physical:
-    """The order of a tensor's dimensions in memory, outermost first, with padding bytes after each."""
+    """The order of a tensor's dimensions in memory, outermost first, with padding bytes after each.
 
-    order: tuple[str, str, str, str] = ("layer", "block", "head", "row")
+    With a dimension "kv" keys and values lie apart: each entry is a key, then in another place its value. `registered`
+    says what vLLM is given for a layer: "heads first" and "rows first" are the orders of the logical dimensions,
+    "one head" leaves the dimension of heads out; keys and values that lie apart are a dimension of size 2 before or
+    behind the blocks ("kv first", "kv second", both rows first) or "two tensors". A value has `value_bytes`, by default
+    as many as its key; only two tensors can differ in that.
+    """
+
+    order: tuple[str, ...] = ("layer", "block", "head", "row")
     padding: int = 0
     kernel_blocks_per_block: int = 1
+    registered: str = "heads first"
+    value_bytes: int = 0
+
+    @property
+    def parts(self) -> int:
+        """Page sets of a layer."""
+        return 2 if "kv" in self.order else 1
 
 
 HEAD_MAJOR = Physical()
@@ -95,7 +120,11 @@ TOKEN_MAJOR = Physical(("layer", "block", "row", "head"))
 
 @dataclass
 class Rank:
-    """One rank's memory: an arena of bytes at an address of its own, with one page layout per layer."""
+    """One rank's memory: an arena of bytes at an address of its own, with a page layout per layer.
+
+    Where keys and values lie apart there are two page layouts per layer, the key's first. A pipeline stage has the
+    layers from `first_layer` on.
+    """
 
     sizes: Sizes
     rank: int
@@ -104,27 +133,41 @@ class Rank:
     num_layers: int
     entry_bytes: int
     physical: Physical
+    first_layer: int = 0
     memory: np.ndarray = field(init=False)
     pages: list[PageLayout] = field(init=False)
+    strides: dict[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
         heads = len(heads_of(self.sizes, self.rank))
         kernel_block = self.sizes.b // self.physical.kernel_blocks_per_block
+        parts = self.physical.parts
         counts = {
             "layer": self.num_layers,
+            "kv": parts,
             "block": self.num_blocks * self.physical.kernel_blocks_per_block,
             "head": heads,
             "row": kernel_block,
         }
-        strides: dict[str, int] = {}
-        size = self.entry_bytes
-        for name in reversed(self.physical.order):
-            strides[name] = size
-            size = size * counts[name] + self.physical.padding
-        self.memory = np.random.default_rng(self.rank + self.address).integers(128, 256, size, dtype=np.uint8)
+        value = self.physical.value_bytes or self.entry_bytes // 2
+        part_bytes = [self.entry_bytes] if parts == 1 else [self.entry_bytes - value, value]
+        # Outermost, keys and values are two arrays, one behind the other; elsewhere they share one.
+        two_arrays = self.physical.order[0] == "kv"
+        assert two_arrays or len(set(part_bytes)) == 1
+        end, starts, steps = 0, list[int](), list[dict[str, int]]()
+        for part, size in enumerate(part_bytes):
+            strides: dict[str, int] = {}
+            for name in reversed(self.physical.order[two_arrays:]):
+                strides[name] = size
+                size = size * counts[name] + self.physical.padding
+            starts.append(end if two_arrays else part * strides.get("kv", 0))
+            end = end + size if two_arrays else size
+            steps.append(strides)
+        self.strides = {"kv": starts[-1], **steps[0]}
+        self.memory = np.random.default_rng(self.rank + self.address).integers(128, 256, end, dtype=np.uint8)
         self.pages = [
             PageLayout(
-                base=self.address + layer * strides["layer"],
+                base=self.address + starts[part] + layer * strides["layer"],
                 num_blocks=counts["block"],
                 kernel_block_size=kernel_block,
                 block_size=self.sizes.b,
@@ -132,37 +175,35 @@ class Rank:
                 block_stride=strides["block"],
                 head_stride=strides["head"],
                 row_stride=strides["row"],
-                entry_bytes=self.entry_bytes,
+                entry_bytes=part_bytes[part],
             )
             for layer in range(self.num_layers)
+            for part, strides in enumerate(steps)
         ]
 
-    def entry_offset(self, layer: int, block: int, head: int, row: int) -> int:
-        """Walk to an entry: by kernel block, head in the rank, row in the kernel block."""
-        page = self.pages[layer]
-        kernel_block = block * self.physical.kernel_blocks_per_block
-        while row >= page.kernel_block_size:
-            kernel_block += 1
-            row -= page.kernel_block_size
+    def entry_offset(self, page: PageLayout, block: np.ndarray, head: int, row: np.ndarray) -> np.ndarray:
+        """Walk to entries of a head: by block, kernel blocks within it, head in the rank, row in the kernel block."""
+        kernel_block, local_row = block * self.physical.kernel_blocks_per_block, row
+        while (beyond := local_row >= page.kernel_block_size).any():
+            kernel_block, local_row = kernel_block + beyond, local_row - beyond * page.kernel_block_size
         local_head = heads_of(self.sizes, self.rank).index(head)
-        return (
-            page.base
-            - self.address
-            + kernel_block * page.block_stride
-            + local_head * page.head_stride
-            + row * page.row_stride
-        )
+        start = page.base - self.address + local_head * page.head_stride
+        return start + kernel_block * page.block_stride + local_row * page.row_stride
 
     def fill(self, memory: np.ndarray, table: list[int], start: int, end: int) -> None:
         """Write the true entry of every token of [start, end) that belongs on this rank into `memory`."""
-        hand = deal(end, self.sizes.w, self.sizes.i)[shard_of(self.sizes, self.rank)]
-        for row, token in enumerate(hand):
-            if token < start:
-                continue
-            for layer in range(self.num_layers):
-                for head in heads_of(self.sizes, self.rank):
-                    at = self.entry_offset(layer, table[row // self.sizes.b], head, row % self.sizes.b)
-                    memory[at : at + self.entry_bytes] = entry(layer, head, token, self.entry_bytes)
+        hand = np.array(deal(end, self.sizes.w, self.sizes.i)[shard_of(self.sizes, self.rank)], dtype=np.int64)
+        rows = np.flatnonzero(hand >= start)
+        blocks = np.array(table, dtype=np.int64)[rows // self.sizes.b]
+        parts = self.physical.parts
+        for number, page in enumerate(self.pages):
+            layer, part = divmod(number, parts)
+            for head in heads_of(self.sizes, self.rank):
+                offsets = self.entry_offset(page, blocks, head, rows % self.sizes.b)
+                values = entries(self.first_layer + layer, head, hand[rows], self.entry_bytes)
+                first = part * (self.entry_bytes - page.entry_bytes)
+                at = offsets[:, None] + np.arange(page.entry_bytes)
+                memory[at] = values[:, first : first + page.entry_bytes]
 
     def at(self, address: int, length: int) -> np.ndarray:
         """Return the bytes at an absolute address; a copy that leaves the arena is an error, not a slice."""
@@ -172,11 +213,14 @@ class Rank:
         return self.memory[offset : offset + length]
 
 
-def entry(layer: int, head: int, token: int, num_bytes: int) -> np.ndarray:
-    """Return a value that no other (layer, head, token) has, with every byte below 128: never like unwritten memory."""
-    number, digits = (token * 8 + head) * 4 + layer, []
-    for _ in range(num_bytes):
-        digits.append(number % 128)
-        number //= 128
-    assert number == 0
-    return np.array(digits, dtype=np.uint8)
+def entries(layer: int, head: int, tokens: np.ndarray, num_bytes: int) -> np.ndarray:
+    """Return [token, byte]: values that no other (layer, head, token) has, with every byte below 128.
+
+    So they are never like unwritten memory. From 8 bytes on both halves are unique and unlike each other, so that a key
+    and a value that were exchanged, or that come from two tokens, show.
+    """
+    number = ((tokens.astype(np.int64) * 8 + head) * 8 + layer)[:, None]
+    places = num_bytes // 2 if num_bytes >= 8 else num_bytes
+    assert (number < 128 ** min(places, 8)).all()
+    digits = number // 128 ** np.minimum(np.arange(places), 8) % 128
+    return np.concatenate([digits, 127 - digits, digits], axis=1)[:, :num_bytes].astype(np.uint8)

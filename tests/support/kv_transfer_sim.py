@@ -7,8 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from dcp_connector.bind import bind_layers, split_batches
+from dcp_connector.chunks import locate_layers, plan_chunks, row_bytes, staged
+from dcp_connector.geometry import PageLayout
 from dcp_connector.mapping import plan_runs, sources
 from dcp_connector.packing import pack_chunks
+from dcp_connector.page_sets import halves
 from tests.support.kv_oracle import HEAD_MAJOR, Physical, Rank, Sizes
 
 
@@ -75,15 +78,63 @@ def _move(case: Case, sender: Rank, receiver: Rank, source, tables: tuple[list[i
     prefill, decode = case.prefill.layout(), case.decode.layout()
     shard = decode.shard_of_rank(receiver.rank)
     runs = plan_runs(prefill, decode, source.prefill_shard, shard, case.start, case.end)
-    pages = list(zip(sender.pages, receiver.pages, strict=True))
+    pages = list(zip(*alike(sender, receiver), strict=True))
     heads = prefill.local_heads(sender.rank, source.heads), decode.local_heads(receiver.rank, source.heads)
     if case.path == "direct":
         copies = bind_layers(runs, *tables, pages, *heads)
         return sum(_apply(batch, case, sender, receiver) for batch in split_batches(copies, case.max_descriptors, 64))
+    if case.path == "scatter":
+        return _scatter(case, (sender, receiver), runs, tables, heads)
     chunks = pack_chunks(
         runs, *tables, pages, *heads, staging_bytes=case.staging_bytes, max_descriptors=case.max_descriptors
     )
     return sum(_deliver(chunk, case, sender, receiver) for chunk in chunks)
+
+
+def _scatter(case: Case, ranks: tuple[Rank, Rank], runs, tables, heads) -> int:
+    """Move every chunk through one slot of memory. Each side plans from what it knows itself: no address is shared."""
+    sender, receiver = ranks
+    src_pages, dst_pages = alike(sender, receiver)
+    slot_bytes = max(case.staging_bytes, len(heads[0]) * case.entry_bytes)
+    chunks = plan_chunks(runs.total_tokens, row_bytes(src_pages, len(heads[0])), slot_bytes)
+    assert chunks == plan_chunks(runs.total_tokens, row_bytes(dst_pages, len(heads[1])), slot_bytes)
+    source = locate_layers("source", runs.src_block, runs.src_row, runs.num_tokens, tables[0], src_pages, heads[0])
+    destination = locate_layers(
+        "destination", runs.dst_block, runs.dst_row, runs.num_tokens, tables[1], dst_pages, heads[1]
+    )
+    for chunk in chunks:
+        assert 0 < chunk.num_bytes <= slot_bytes
+        slot = np.full(slot_bytes, 255, dtype=np.uint8)
+        filled = np.zeros(slot_bytes, dtype=np.int64)
+        for item in staged(chunk, source):
+            for number, place in enumerate(_units(item, sender, src_pages)):
+                begin = item.staging_offset + number * item.unit_bytes
+                slot[begin : begin + item.unit_bytes] = place
+                filled[begin : begin + item.unit_bytes] += 1
+        assert (filled[: chunk.num_bytes] == 1).all(), "a byte of the chunk is missing or written twice"
+        for item in staged(chunk, destination):
+            for number, place in enumerate(_units(item, receiver, dst_pages)):
+                begin = item.staging_offset + number * item.unit_bytes
+                place[:] = slot[begin : begin + item.unit_bytes]
+    return len(chunks)
+
+
+def _units(item, rank: Rank, pages: list[PageLayout]) -> list[np.ndarray]:
+    """Return the memory of each unit, in order."""
+    base = pages[item.layer].base
+    return [rank.at(base + unit * item.unit_bytes, item.unit_bytes) for unit in item.units.tolist()]
+
+
+def alike(sender: Rank, receiver: Rank) -> tuple[list[PageLayout], list[PageLayout]]:
+    """Return both sides' pages in the same pieces: where only one keeps keys and values apart, the other is cut."""
+    if sender.physical.parts == receiver.physical.parts:
+        return sender.pages, receiver.pages
+    return tuple(
+        [half for page in rank.pages for half in halves("layer", page, rank.entry_bytes // 2).values()]
+        if rank.physical.parts == 1
+        else rank.pages
+        for rank in (sender, receiver)
+    )
 
 
 def _apply(batch, case: Case, sender: Rank, receiver: Rank) -> int:
@@ -99,7 +150,7 @@ def _deliver(chunk, case: Case, sender: Rank, receiver: Rank) -> int:
     assert chunk.num_bytes <= case.staging_bytes
     staging = np.full(case.staging_bytes, 255, dtype=np.uint8)
     for gather in chunk.gathers:
-        page = sender.pages[gather.layer]
+        page = alike(sender, receiver)[0][gather.layer]
         view = sender.at(page.base, page.span_bytes).reshape(-1, gather.unit_bytes)
         size = len(gather.units) * gather.unit_bytes
         staging[gather.staging_offset : gather.staging_offset + size] = view[gather.units].ravel()

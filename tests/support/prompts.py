@@ -2,8 +2,9 @@
 
 import random
 import string
+from collections.abc import Sequence
 
-__all__ = ["edge_prompts", "swap_can_show"]
+__all__ = ["edge_prompts", "pair_prompts", "swap_can_show"]
 
 LONGEST = 700
 _CHARACTERS = string.ascii_letters + string.digits + " .,;:-"
@@ -29,6 +30,42 @@ def edge_prompts(block: int, dcp: int, interleave: int) -> list[str]:
     related = [shared[:cut] + _text(rng, tail) for cut, tail in zip(cuts, (7, interleave, 1, 90), strict=True)]
     repeated = [alone[0], alone[len(alone) // 2], alone[-1], related[-1]]
     return [*alone, *related, *repeated]
+
+
+def pair_prompts(layouts: Sequence[tuple[int, int, int]], salt: str) -> tuple[list[str], list[str]]:
+    """Return prompts for a prefill and a decode engine, given as (block, dcp, interleave) each: first and later ones.
+
+    The first have 1 to 700 tokens and nothing in common: lengths lie around multiples of the interleave, the interleave
+    times DCP, the block, and the block times DCP of both sides. The later ones meet an engine that has answered the
+    first, so that with prefix caching on it finds in its cache
+
+    - everything but the last token (`virtual block * k + 1` tokens, repeated): nothing is left to fetch;
+    - all but the last block (`virtual block * k` tokens, repeated, because the last token is always computed);
+    - all but the last block of another prompt with the same beginning;
+    - one virtual block, and a few tokens more than that are common;
+    - nothing, because the common beginning is one token shorter than a virtual block.
+
+    `salt` makes the prompts of one pair unknown to the engines of the others.
+    """
+    rng = random.Random(f"{salt}/{layouts}")
+    edges = {
+        step * factor
+        for block, dcp, interleave in layouts
+        for step in (interleave, interleave * dcp, block, block * dcp)
+        for factor in (1, 3)
+    }
+    lengths = {1, 2, LONGEST} | {edge + shift for edge in edges for shift in (-1, 0, 1)}
+    virtual = [block * dcp for block, dcp, _ in layouts]
+    lengths |= {size * 2 + shift for size in virtual for shift in (0, 1)}
+    lengths |= {rng.randrange(200, LONGEST) for _ in range(3)}
+    first = [_text(rng, length) for length in sorted(lengths) if 1 <= length <= LONGEST]
+    by_length = {len(prompt): prompt for prompt in first}
+    later: list[str] = []
+    for size in dict.fromkeys(virtual):
+        whole, one_more = by_length[2 * size], by_length[2 * size + 1]
+        later += [whole, one_more, whole[: 2 * size - 1] + _text(rng, 1)]
+        later += [one_more[: size + 3] + _text(rng, size), one_more[: size - 1] + _text(rng, size)]
+    return first, [*later, by_length[1], by_length[LONGEST]]
 
 
 def swap_can_show(prompt_tokens: int, dcp: int, interleave: int) -> bool:

@@ -11,22 +11,28 @@ import numpy as np
 from tests.support.kv_oracle import Physical, Rank, Sizes, deal, heads_of, shard_of
 
 
-def prefill_arena(sizes: Sizes, num_blocks: int, num_layers: int, entry_bytes: int) -> Rank:
-    """Make the memory of the only rank of a prefill side again: rows of a head one behind the other."""
-    assert sizes.t == sizes.w == 1, "one rank without DCP"
-    return Rank(sizes, 0, 0, num_blocks, num_layers, entry_bytes, Physical())
+def prefill_arenas(sizes: Sizes, num_blocks: int, num_layers: int, entry_bytes: int) -> list[Rank]:
+    """Make the memory of a prefill side's ranks again, one per shard: rows of a head one behind the other."""
+    assert sizes.t == sizes.w, "one rank for each shard"
+    return [Rank(sizes, rank, 0, num_blocks, num_layers, entry_bytes, Physical()) for rank in range(sizes.t)]
 
 
-def differing_bytes(rank: Rank, table: list[int], source: Rank, source_table: list[int], end: int) -> int:
-    """Count bytes of a decode rank, all zero before, that are wrong after tokens [0, end) came from `source`."""
+def differing_bytes(rank: Rank, table: list[int], sources: list[Rank], source_table: list[int], end: int) -> int:
+    """Count bytes of a decode rank, all zero before, that are wrong after tokens [0, end) came from `sources`."""
+    sizes = sources[0].sizes
+    where = np.zeros((2, end), dtype=np.int64)  # token -> shard and row of prefill
+    for shard, hand in enumerate(deal(end, sizes.w, sizes.i)):
+        where[:, list(hand)] = [[shard] * len(hand), range(len(hand))]
     tokens = np.array(deal(end, rank.sizes.w, rank.sizes.i)[shard_of(rank.sizes, rank.rank)])
-    rows, here, there = np.arange(len(tokens)), np.array(table), np.array(source_table)
-    block = source.sizes.b
+    here, there = np.array(table), np.array(source_table)
     expected = np.zeros_like(rank.memory)
-    for layer in range(len(rank.pages)):
-        for local, head in enumerate(heads_of(rank.sizes, rank.rank)):
-            entries = _entries(source, source.memory, layer)[there[tokens // block], head, tokens % block]
-            _entries(rank, expected, layer)[here[rows // rank.sizes.b], local, rows % rank.sizes.b] = entries
+    for source in sources:
+        rows = np.flatnonzero(where[0, tokens] == source.rank)
+        theirs = where[1, tokens[rows]]
+        for layer in range(len(rank.pages)):
+            for local, head in enumerate(heads_of(rank.sizes, rank.rank)):
+                entries = _entries(source, source.memory, layer)[there[theirs // sizes.b], head, theirs % sizes.b]
+                _entries(rank, expected, layer)[here[rows // rank.sizes.b], local, rows % rank.sizes.b] = entries
     return len(expected) - int(np.count_nonzero(rank.memory == expected))
 
 

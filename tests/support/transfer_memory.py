@@ -9,9 +9,10 @@ from __future__ import annotations
 import ctypes
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,8 @@ from dcp_connector.handshake import SideFacts, assemble, wire_layout
 from dcp_connector.requests_decode import Load
 from dcp_connector.requests_prefill import Hold
 from dcp_connector.stats import Counters
-from dcp_connector.wire import token_digest
-from dcp_connector.work import StepWork
+from dcp_connector.wire import Secret, token_digest
+from dcp_connector.work import RankReport, StepWork
 from dcp_connector.worker import WorkerSide
 from tests.support.kv_oracle import HEAD_MAJOR, Physical, Rank, Sizes
 
@@ -95,6 +96,9 @@ class Engine:
     counters: list[Counters]
     transports: list[MemoryTransport]
     bootstrap: BootstrapServer
+    unclear: Counter[str] = field(default_factory=Counter)
+    #: ranks that have reported a request unclear, whether or not they have cleared it since
+    ever_unclear: Counter[str] = field(default_factory=Counter)
 
     @property
     def origin(self) -> str:
@@ -114,7 +118,10 @@ class Engine:
         self.start(StepWork(loads=[Load(transfer_id, transfer_id, origin, engine_id, tuple(table), 0, end, digest)]))
 
     def received(self, request_id: str, timeout_s: float = 10.0) -> tuple[list[Reason | None], set[int]]:
-        """Wait until every rank has reported the request; return each rank's reason and the failed blocks."""
+        """Wait until every rank has reported the request; return each rank's reason and the failed blocks.
+
+        Requests that failed with blocks that may still be written to are in `unclear` until all ranks cleared them.
+        """
         found: dict[int, Reason | None] = {}
         failed: set[int] = set()
 
@@ -122,16 +129,39 @@ class Engine:
             for number, worker in enumerate(self.workers):
                 _, ids = worker.finished()
                 failed.update(worker.take_failed_blocks())
+                report = self.note(worker)
                 if ids:
                     assert ids == {request_id}
                     assert number not in found, "reported twice"
-                    report = worker.take_report()
-                    assert report
                     found[number] = report.received[request_id]
             return len(found) == len(self.workers)
 
         wait_for(look, timeout_s, f"{request_id} was not reported by all ranks: {found}")
         return [found[number] for number in range(len(self.workers))], failed
+
+    def note(self, worker: WorkerSide) -> RankReport:
+        """Take a rank's report, and keep what it says of blocks that may still be written to."""
+        failed, report = worker.take_failed_requests(), worker.take_report() or RankReport()
+        assert failed == set(report.unclear), "a request with unclear blocks needs others"
+        for request_id in report.unclear:
+            self.unclear[request_id] += 1
+            self.ever_unclear[request_id] += 1
+        for request_id in report.cleared:
+            assert self.unclear[request_id] > 0, "cleared without being unclear"
+            self.unclear[request_id] -= 1
+        self.unclear = +self.unclear
+        return report
+
+    def cleared(self, request_id: str, timeout_s: float = 10.0) -> None:
+        """Wait until no rank expects writes into the blocks of a request that failed."""
+
+        def look() -> bool:
+            for worker in self.workers:
+                assert worker.finished() == (set(), set())
+                self.note(worker)
+            return not self.unclear[request_id]
+
+        wait_for(look, timeout_s, f"the blocks of {request_id} were not cleared: {self.unclear}")
 
     def sent(self, request_id: str, timeout_s: float = 10.0) -> list[Reason | None]:
         """Wait until every rank has given the request's blocks back; return each rank's reason."""
@@ -187,17 +217,19 @@ def engine(
     *,
     num_blocks: int = 24,
     transport: Callable[[], MemoryTransport] = MemoryTransport,
-    secret: bytes = SECRET,
+    secret: Secret = SECRET,
     facts: dict[str, Any] | None = None,
     physical: Physical = HEAD_MAJOR,
     port: int = 0,
     stages: int = 1,
     entry_bytes: int = 16,
+    tensors: Callable[[Rank], dict[str, Any]] | None = None,
     **config: Any,
 ) -> Iterator[Engine]:
     """Run one side for the length of a block; `role` is "kv_producer" or "kv_consumer".
 
-    With two `stages` of pipeline parallelism each rank has one of the two layers.
+    With two `stages` of pipeline parallelism each rank has one of the two layers. `tensors` makes what is registered
+    for a rank; by default views of its memory.
     """
     options = ConnectorConfig(**{"mooncake_protocol": "tcp", "staging_bytes": 4 << 20, **config})
     values: dict[str, Any] = {
@@ -215,7 +247,8 @@ def engine(
     try:
         for index in range(sizes.t * stages):
             stage, number = divmod(index, sizes.t)
-            made.ranks.append(Rank(sizes, number, 0, num_blocks, 2, entry_bytes, physical))
+            layers = 2 // stages
+            made.ranks.append(Rank(sizes, number, 0, num_blocks, layers, entry_bytes, physical, stage * layers))
             made.counters.append(Counters())
             made.transports.append(transport())
             worker = WorkerSide(
@@ -230,8 +263,7 @@ def engine(
                 counters=made.counters[index],
             )
             made.workers.append(worker)
-            tensors = tensors_of(made.ranks[index])
-            worker.register(tensors if stages == 1 else {f"layer.{stage}": tensors[f"layer.{stage}"]})
+            worker.register((tensors or tensors_of)(made.ranks[index]))
         made.bootstrap.publish(assemble(uuid.uuid4().hex, [w.facts for w in made.workers if w.facts]))
         yield made
     finally:
@@ -244,5 +276,5 @@ def tensors_of(rank: Rank) -> dict[str, ArrayTensor]:
     for number, page in enumerate(rank.pages):
         shape = (page.num_blocks, page.num_heads, page.kernel_block_size, page.entry_bytes)
         strides = (page.block_stride, page.head_stride, page.row_stride, 1)
-        found[f"layer.{number}"] = ArrayTensor(rank.memory, page.base - rank.address, shape, strides)
+        found[f"layer.{rank.first_layer + number}"] = ArrayTensor(rank.memory, page.base - rank.address, shape, strides)
     return found

@@ -39,11 +39,11 @@ def a_hold(transfer_id: str = "transfer", request_id: str = "request", num_token
 
 
 def a_cancel(pull: Pull) -> Cancel:
-    return Cancel(pull.pull_id, pull.transfer_id, pull.prefill_engine)
+    return Cancel(pull.pull_id, pull.transfer_id, pull.prefill_engine, pull.prefill_rank)
 
 
-def a_release(transfer_id: str = "transfer", decode_engine: str = DECODE) -> Release:
-    return Release(transfer_id, ENGINE, decode_engine, "not needed")
+def a_release(transfer_id: str = "transfer", decode_engine: str = DECODE, prefill_rank: int = 0) -> Release:
+    return Release(transfer_id, ENGINE, prefill_rank, decode_engine, "not needed")
 
 
 def a_load(request_id: str = "request", transfer_id: str = "transfer", **fields: Any) -> Load:

@@ -78,6 +78,10 @@ class Pair:
     num_blocks: int = 40
     num_layers: int = NUM_LAYERS
     entry_bytes: int = ENTRY_BYTES
+    #: pipeline stages of prefill and of decode
+    stages: tuple[int, int] = (1, 1)
+    #: bytes of the key in an entry that both sides know to hold a key and a value; 0: an entry can't be cut
+    key_bytes: int = 0
     #: blocks in a random order; False: neighbours, as a fresh cache hands them out
     scattered: bool = True
 
@@ -88,16 +92,21 @@ class Transfers:
     def __init__(self, prefill: Host, decode: Host, pair: Pair, seed: int = 0) -> None:
         self.prefill, self.decode, self.pair = prefill, decode, pair
         self._rng = np.random.default_rng(seed)
-        self.peer = prefill.ask(**self._open(pair.prefill, pair.prefill_physical, {}))
-        self.target = decode.ask(**self._open(pair.decode, pair.decode_physical, pair.decode_facts))
+        stages, more = pair.stages, pair.decode_facts
+        self.peer = prefill.ask(**self._open(pair.prefill, pair.prefill_physical, stages[0], {}))
+        self.target = decode.ask(**self._open(pair.decode, pair.decode_physical, stages[1], more))
 
-    def _open(self, sizes: Sizes, physical: Physical, facts: dict[str, Any]) -> dict[str, Any]:
+    def _open(self, sizes: Sizes, physical: Physical, stages: int, facts: dict[str, Any]) -> dict[str, Any]:
         return {
             "do": "open",
             "sizes": [sizes.t, sizes.w, sizes.i, sizes.b, sizes.h],
             "order": physical.order,
             "padding": physical.padding,
             "kernel_blocks_per_block": physical.kernel_blocks_per_block,
+            "registered": physical.registered,
+            "value_bytes": physical.value_bytes,
+            "stages": stages,
+            "key_bytes": self.pair.key_bytes,
             "num_blocks": self.pair.num_blocks,
             "num_layers": self.pair.num_layers,
             "entry_bytes": self.pair.entry_bytes,

@@ -14,6 +14,7 @@ JSON command per line and answers each with one JSON line that has "ok", or "err
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import sys
@@ -21,7 +22,7 @@ import time
 import traceback
 import uuid
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -29,7 +30,9 @@ import torch
 from dcp_connector.bootstrap import BootstrapServer
 from dcp_connector.config import ConnectorConfig
 from dcp_connector.errors import Reason
+from dcp_connector.geometry import PageLayout
 from dcp_connector.handshake import SideFacts, assemble, wire_layout
+from dcp_connector.pipe import Wire
 from dcp_connector.requests_decode import Load
 from dcp_connector.requests_prefill import Hold
 from dcp_connector.stats import Counters, merge
@@ -38,10 +41,47 @@ from dcp_connector.wire import token_digest
 from dcp_connector.work import StepWork
 from dcp_connector.worker import WorkerSide
 from tests.support.kv_oracle import Physical, Rank, Sizes
-from tests.support.transfer_arena import differing_bytes, prefill_arena
+from tests.support.transfer_arena import differing_bytes, prefill_arenas
 
 HOST = "127.0.0.1"
+#: The logical dimensions of what is registered, by `Physical.registered`: blocks, heads, rows, entry, key or value.
+REGISTERED = {
+    "heads first": "bhnc",
+    "one head": "bnc",
+    "kv first": "2bnhc",
+    "kv second": "b2nhc",
+    "kv first, one head": "2bnc",
+    "two tensors": "bhnc",
+}
 SECRET = b"the secret of the byte tests"
+
+
+class PooledTransport(MooncakeTransport):
+    """A TransferEngine that outlives its side, since making one costs little and ending one a second.
+
+    The ending would happen in whatever thread collects garbage, and hold that one up.
+    """
+
+    idle: ClassVar[list[PooledTransport]] = []
+
+    def __init__(self) -> None:
+        super().__init__(HOST, "tcp", "")
+        self._registered: list[int] = []
+
+    @classmethod
+    def take(cls) -> PooledTransport:
+        return cls.idle.pop() if cls.idle else cls()
+
+    def register(self, address: int, num_bytes: int) -> None:
+        super().register(address, num_bytes)
+        self._registered.append(address)
+
+    def give_back(self) -> None:
+        """Forget the side's memory, so that a late write into it is refused."""
+        for address in self._registered:
+            assert self._engine.unregister_memory(address) == 0
+        self._registered.clear()
+        self.idle.append(self)
 
 
 @dataclass
@@ -59,6 +99,8 @@ class Side:
     def close(self) -> None:
         for worker in self.workers:
             worker.close()
+            if isinstance(worker._transport, PooledTransport):
+                worker._transport.give_back()
         if self.bootstrap:
             self.bootstrap.close()
 
@@ -69,20 +111,41 @@ class Side:
         return total
 
 
-def tensors_of(rank: Rank) -> dict[str, torch.Tensor]:
-    """The rank's arena as vLLM would register it: one view per layer, all of one allocation."""
-    arena = torch.from_numpy(rank.memory)
-    found: dict[str, torch.Tensor] = {}
-    for number, page in enumerate(rank.pages):
-        shape = (page.num_blocks, page.num_heads, page.kernel_block_size, page.entry_bytes)
-        strides = (page.block_stride, page.head_stride, page.row_stride, 1)
-        found[f"layer.{number}"] = arena.as_strided(shape, strides, page.base - rank.address)
+def tensors_of(rank: Rank) -> dict[str, torch.Tensor | tuple[torch.Tensor, ...]]:
+    """The rank's arena as an attention backend would have it registered: views of one allocation, a layer or two."""
+    arena, form = torch.from_numpy(rank.memory), rank.physical.registered
+    found: dict[str, torch.Tensor | tuple[torch.Tensor, ...]] = {}
+    parts = rank.physical.parts
+    for number in range(rank.num_layers):
+        pages = rank.pages[number * parts :][: 2 if form == "two tensors" else 1]
+        found[f"layer.{rank.first_layer + number}"] = _views(rank, arena, pages)
     return found
+
+
+def _views(rank: Rank, arena: torch.Tensor, pages: list[PageLayout]) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    """One tensor, or one of keys and one of values."""
+    order = REGISTERED[rank.physical.registered]
+    assert ("2" in order or len(pages) == 2) == (rank.physical.parts == 2)
+    views: list[torch.Tensor] = []
+    for page in pages:
+        sizes = {"b": page.num_blocks, "h": page.num_heads, "n": page.kernel_block_size, "c": page.entry_bytes}
+        strides = {"b": page.block_stride, "h": page.head_stride, "n": page.row_stride, "c": 1}
+        sizes["2"], strides["2"] = 2, rank.strides.get("kv", 0)
+        shape, stride = [sizes[d] for d in order], [strides[d] for d in order]
+        views.append(arena.as_strided(shape, stride, page.base - rank.address))
+    return tuple(views) if len(views) == 2 else views[0]
 
 
 def open_side(role: str, command: dict[str, Any]) -> tuple[Side, dict[str, Any]]:
     sizes = Sizes(*command["sizes"])
-    physical = Physical(tuple(command["order"]), command["padding"], command["kernel_blocks_per_block"])
+    physical = Physical(
+        tuple(command["order"]),
+        command["padding"],
+        command["kernel_blocks_per_block"],
+        command["registered"],
+        command["value_bytes"],
+    )
+    stages, num_layers, entry_bytes = command["stages"], command["num_layers"], command["entry_bytes"]
     config = ConnectorConfig(mooncake_protocol="tcp", **command["config"])
     side = Side(role, sizes, f"{role}-{uuid.uuid4().hex[:8]}")
     facts = SideFacts(
@@ -93,18 +156,21 @@ def open_side(role: str, command: dict[str, Any]) -> tuple[Side, dict[str, Any]]
         kv_dtype="uint8",
         page_format=command.get("page_format", "rows"),
         layout=wire_layout(sizes.layout()),
-        pipeline_parallel_size=1,
+        pipeline_parallel_size=stages,
+        key_bytes=command.get("key_bytes", 0),
     )
-    for number in range(sizes.t):
-        rank = Rank(sizes, number, 0, command["num_blocks"], command["num_layers"], command["entry_bytes"], physical)
+    for index in range(stages * sizes.t):
+        stage, number = divmod(index, sizes.t)
+        first, end = stage * num_layers // stages, (stage + 1) * num_layers // stages
+        rank = Rank(sizes, number, 0, command["num_blocks"], end - first, entry_bytes, physical, first)
         counters = Counters()
         worker = WorkerSide(
             host=HOST,
             tp_rank=number,
-            pp_rank=0,
+            pp_rank=stage,
             num_blocks=command["num_blocks"],
             read_facts=lambda _names: facts,
-            open_transport=lambda: MooncakeTransport(HOST, "tcp", ""),
+            open_transport=PooledTransport.take,
             config=config,
             secret=SECRET,
             counters=counters,
@@ -208,6 +274,8 @@ def await_load(side: Side, request_id: str, timeout_s: float) -> dict[str, Any]:
                 assert number not in found, f"rank {number} reported twice"
                 found[number] = worker.take_report().received[request_id]
         time.sleep(0.002)
+    if len(found) < len(side.workers):
+        faulthandler.dump_traceback()  # into this process's log: what every thread waits for
     return {
         "received": [found.get(number, "never") for number in range(len(side.workers))],
         "failed_blocks": sorted(failed),
@@ -249,14 +317,25 @@ def clear(side: Side, command: dict[str, Any]) -> dict[str, Any]:
 def verify(side: Side, command: dict[str, Any]) -> dict[str, Any]:
     """Count the bytes that a transfer into cleared memory, from memory that was never filled, left wrong."""
     page, table, peer_table = side.ranks[0].pages[0], command["table"], command["peer_table"]
-    source = prefill_arena(
+    sources = prefill_arenas(
         Sizes(*command["peer_sizes"]), command["peer_blocks"], len(side.ranks[0].pages), page.entry_bytes
     )
-    return {"different": [differing_bytes(rank, table, source, peer_table, command["end"]) for rank in side.ranks]}
+    return {"different": [differing_bytes(rank, table, sources, peer_table, command["end"]) for rank in side.ranks]}
 
 
 def raw(side: Side, command: dict[str, Any]) -> dict[str, Any]:
-    """Time plain transfers of `length` bytes each, to or from a decode rank: what the TransferEngine can do at most."""
+    """Time plain transfers of `length` bytes each, to or from a decode rank: what the TransferEngine can do at most.
+
+    On a thread that yields to all others, as the connector's do: on a busy machine that is the faster way.
+    """
+    wire = Wire(1)
+    try:
+        return wire.pool.submit(_raw, side, command).result()
+    finally:
+        wire.close()
+
+
+def _raw(side: Side, command: dict[str, Any]) -> dict[str, Any]:
     transport, source = side.workers[0]._transport, int(side.ranks[0].memory.ctypes.data)
     write, read = transport.write, transport._engine.batch_transfer_sync_read
     offsets = range(0, command["num_bytes"] - command["length"] + 1, command["length"])

@@ -2,6 +2,8 @@
 
 import itertools
 import logging
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -9,7 +11,8 @@ import kopf
 import pytest
 
 from dcp_operator import controller, webhook
-from dcp_operator.process import SettingError, is_worth_a_line, keep_watching
+from dcp_operator.environment import SettingError, is_worth_a_line
+from dcp_operator.process import keep_watching
 
 IMAGE = {"DCP_OPERATOR_IMAGE": "acme/operator:1"}
 
@@ -68,3 +71,9 @@ def test_a_fresh_key_is_new_each_time_and_long_enough():
     first, second = controller.fresh_key(), controller.fresh_key()
     assert first != second
     assert len(bytes.fromhex(base64.b64decode(first).decode())) == 32
+
+
+def test_the_webhook_runs_without_kopf_and_without_a_client_of_the_cluster():
+    code = "import sys, dcp_operator.webhook; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {"kopf", "kubernetes", "urllib3"} & set(loaded) == set()

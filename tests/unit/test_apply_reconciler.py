@@ -8,6 +8,7 @@ import itertools
 import pytest
 
 from dcp_operator.brake import FREE
+from dcp_operator.catalogue import builtin, read_entries
 from dcp_operator.client import ApiError
 from dcp_operator.gather import WATCHED_KINDS
 from dcp_operator.kinds import DEPLOYMENT_OF_ENGINES, SECRET, SERVICE, Kind
@@ -389,6 +390,25 @@ def test_a_pass_that_does_not_end_is_reported_by_the_liveness_probe(loop: Loop, 
         assert loop.reconciler.stuck() == []
         monkeypatch.setattr("dcp_operator.reconciler.STUCK_S", 0.01)
         assert loop.reconciler.stuck() == [CHAT]
+        await loop.reconciler.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_model_that_the_catalogue_learns_of_makes_the_condition_certain(loop: Loop):
+    def compatible() -> str:
+        conditions = loop.api.owner().get("status", {}).get("conditions", [])
+        return next((entry["status"] for entry in conditions if entry["type"] == "ConfigCompatible"), "")
+
+    async def scenario() -> None:
+        loop.api.put(owner(model={"uri": "hf://acme/tiny"}))
+        await loop.reconciler.start()
+        await loop.until(lambda: compatible() == "Unknown")
+        learned = {"attention": "gqa", "attentionHeads": 4, "kvHeads": 1, "layers": 4, "headSize": 64}
+        models, problems = read_entries({"models": [{"names": ["acme/tiny"], **learned}]})
+        assert problems == []
+        loop.reconciler.use_catalogue(builtin().with_models(models))
+        await loop.until(lambda: compatible() == "True")
         await loop.reconciler.stop()
 
     asyncio.run(scenario())

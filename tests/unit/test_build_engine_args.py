@@ -2,10 +2,10 @@ import json
 
 import pytest
 
-from dcp_connector.config import ConnectorConfig
 from dcp_operator.api.spec import Spec
-from dcp_operator.build.engine_args import engine_args, termination_grace_s
+from dcp_operator.build.engine_args import engine_args
 from dcp_operator.build.model_source import model_source
+from dcp_operator.build.wiring import termination_grace_s
 from dcp_operator.settings import Role
 from tests.support.objects import spec
 
@@ -44,12 +44,31 @@ def test_both_roles_get_the_connector_with_their_side_of_it():
         assert config["kv_connector_extra_config"] == {"mooncake_protocol": "tcp"}
 
 
-def test_extra_config_reaches_the_connector_and_its_ports_reach_the_engine():
-    connector = {"protocol": "tcp", "extraConfig": {"api_port": 9000, "lease_s": 30}}
+def test_extra_config_reaches_the_connector():
+    connector = {"protocol": "tcp", "extraConfig": {"lease_s": 30}}
     given = flags(args_of(Role.DECODE, kvConnector=connector))
-    assert given["--port"] == "9000"
     extra = json.loads(given["--kv-transfer-config"])["kv_connector_extra_config"]
-    assert extra == {"api_port": 9000, "lease_s": 30.0, "mooncake_protocol": "tcp"}
+    assert extra == {"lease_s": 30.0, "mooncake_protocol": "tcp"}
+
+
+#: type -> extraConfig, what vLLM is told: class, and its options.
+VLLMS_OWN = {
+    "mooncake-upstream": ({"num_workers": 4}, "MooncakeConnector", {"num_workers": 4, "mooncake_protocol": "tcp"}),
+    "nixl": ({"kv_lease_duration": 45}, "NixlConnector", {"kv_lease_duration": 45}),
+}
+
+
+@pytest.mark.parametrize("kind", VLLMS_OWN)
+def test_both_roles_get_a_connector_of_vllms_own_without_a_module_path(kind: str):
+    options, vllm_class, told = VLLMS_OWN[kind]
+    connector = {"type": kind, "protocol": "tcp", "extraConfig": options, "loadFailurePolicy": "fail"}
+    for role, kv_role in zip(Role, ("kv_producer", "kv_consumer"), strict=True):
+        assert json.loads(flags(args_of(role, kvConnector=connector))["--kv-transfer-config"]) == {
+            "kv_connector": vllm_class,
+            "kv_role": kv_role,
+            "kv_load_failure_policy": "fail",
+            "kv_connector_extra_config": told,
+        }
 
 
 def test_extra_args_come_last_and_unchanged():
@@ -124,4 +143,17 @@ def test_the_served_name_defaults_to_the_objects_name():
 
 @pytest.mark.parametrize(("lease_s", "grace_s"), [(120.0, 210), (0.5, 91), (float("inf"), 10**9 + 90)])
 def test_the_grace_period_covers_drain_and_lease(lease_s: float, grace_s: int):
-    assert termination_grace_s(ConnectorConfig(lease_s=lease_s)) == grace_s
+    connector = {"extraConfig": {"lease_s": lease_s}}
+    assert termination_grace_s(Spec.model_validate(spec(kvConnector=connector))) == grace_s
+
+
+@pytest.mark.parametrize(
+    ("connector", "grace_s"),
+    [
+        ({"type": "mooncake-upstream"}, 60 + 480 + 30),
+        ({"type": "nixl"}, 60 + 30 + 30),
+        ({"type": "nixl", "extraConfig": {"kv_lease_duration": 45}}, 60 + 45 + 30),
+    ],
+)
+def test_the_grace_period_covers_the_lease_of_the_chosen_connector(connector: dict, grace_s: int):
+    assert termination_grace_s(Spec.model_validate(spec(kvConnector=connector))) == grace_s

@@ -92,6 +92,63 @@ def test_both_engine_pods_start_with_the_connector():
         assert any(arg.startswith("--kv-transfer-config=") for arg in main_of(deployment)["args"])
 
 
+#: type -> role -> the connector's port, readiness, and variables beside VLLM_HOST_IP.
+OWN_CONNECTORS = {
+    "mooncake-upstream": {
+        Role.PREFILL: ({"kv-bootstrap": 8998}, ("/query", "kv-bootstrap"), {"VLLM_MOONCAKE_BOOTSTRAP_PORT": "8998"}),
+        Role.DECODE: ({}, ("/health", "http"), {"VLLM_MOONCAKE_BOOTSTRAP_PORT": "8998"}),
+    },
+    "nixl": {
+        role: (
+            {"kv-bootstrap": 5600},
+            ("/health", "http"),
+            {"VLLM_NIXL_SIDE_CHANNEL_PORT": "5600", "VLLM_NIXL_SIDE_CHANNEL_HOST": None, "UCX_TLS": "^ib"},
+        )
+        for role in Role
+    },
+}
+
+
+@pytest.mark.parametrize("role", list(Role))
+@pytest.mark.parametrize("kind", OWN_CONNECTORS)
+def test_an_engine_with_a_connector_of_vllms_own_gets_what_that_needs_and_nothing_of_ours(kind: str, role: Role):
+    ports, readiness, env = OWN_CONNECTORS[kind][role]
+    deployment = by_kind(render_context(context(kvConnector={"type": kind, "protocol": "tcp"})), "Deployment", role)
+    pod, main = deployment["spec"]["template"]["spec"], main_of(deployment)
+    assert "initContainers" not in pod
+    assert [volume["name"] for volume in pod["volumes"]] == ["dshm"]
+    given = {port["name"]: port["containerPort"] for port in main["ports"]}
+    assert given == {"http": 8000, **ports}
+    probe = main["readinessProbe"]["httpGet"]
+    assert (probe["path"], probe["port"]) == readiness
+    variables = {variable["name"]: variable.get("value") for variable in main["env"]}
+    assert variables == {"VLLM_HOST_IP": None, **env}
+    assert all("fieldRef" in variable["valueFrom"] for variable in main["env"] if "valueFrom" in variable)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ports"), [("mooncake", [8998, 8999]), ("nixl", [5600, 5601]), ("mooncake-upstream", [])]
+)
+def test_each_data_parallel_rank_of_a_pod_has_a_port_where_the_connector_gives_it_one(kind: str, ports: list[int]):
+    decode = {**spec()["decode"], "parallelism": {"tensor": 2, "decodeContext": 2, "data": 2}}
+    manifests = render_context(context(kvConnector={"type": kind, "protocol": "tcp"}, decode=decode))
+    declared = main_of(by_kind(manifests, "Deployment", Role.DECODE))["ports"]
+    assert [port["containerPort"] for port in declared] == [8000, *ports]
+    assert all(len(port["name"]) <= 15 for port in declared)
+
+
+@pytest.mark.parametrize(("kind", "flow"), [("mooncake", "nixl"), ("nixl", "nixl"), ("mooncake-upstream", "mooncake")])
+def test_the_router_is_told_the_flow_of_the_connector(kind: str, flow: str):
+    manifests = render_context(context(kvConnector={"type": kind, "protocol": "tcp"}))
+    assert f"--kv-connector={flow}" in main_of(by_kind(manifests, "Deployment", names.ROUTER))["args"]
+
+
+def test_a_role_runs_its_own_image_where_it_states_one():
+    manifests = render_context(context(decode={**spec()["decode"], "image": "acme/engine:2"}))
+    images = {role: main_of(by_kind(manifests, "Deployment", role))["image"] for role in Role}
+    assert images == {Role.PREFILL: "acme/engine:1", Role.DECODE: "acme/engine:2"}
+
+
 def test_an_image_that_has_the_connector_gets_no_init_container_and_keeps_its_path():
     manifests = render_context(context(kvConnector={"protocol": "tcp", "delivery": "Image"}))
     deployment = by_kind(manifests, "Deployment", Role.DECODE)

@@ -1,8 +1,11 @@
 """dcpctl as a user runs it: real processes, real files, real pipes."""
 
+import functools
 import json
 import os
+import re
 import resource
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -247,6 +250,83 @@ class TestExplain:
         )
 
 
+class TestHelmAndHooks:
+    HELM = """---
+# Source: app/templates/service.yaml
+apiVersion: v1
+kind: Service
+metadata: {name: a}
+---
+# Source: app/templates/empty.yaml
+---
+"""
+
+    def test_the_output_of_helm_is_read_with_other_kinds_counted(self):
+        result = dcpctl("validate", "-f", "-", stdin=f"{self.HELM}{text_of(specimen())}{self.HELM}")
+        assert (result.returncode, result.stdout) == (0, "-: models/chat is allowed\n")
+        assert result.stderr == "passed over 2 objects of other kinds: Service\n"
+
+    def test_the_pre_commit_hook_runs_as_pre_commit_calls_it(self, objects):
+        (hook,) = yaml.safe_load(Path(".pre-commit-hooks.yaml").read_text())
+        entry = shlex.split(hook["entry"])
+        files = sorted(str(path) for path in objects.rglob("*") if re.search(hook["files"], path.name))
+        command = [DCPCTL.with_name(entry[0]), *entry[1:], *files]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert result.returncode == 1
+        assert "models/refused is refused" in result.stdout
+        assert len(files) == 3
+
+    def test_a_catalogue_file_makes_its_models_known(self, tmp_path):
+        manifest = specimen()
+        manifest["spec"]["model"] = {"uri": "hf://acme/big"}
+        (tmp_path / "a.yaml").write_text(text_of(manifest))
+        model = {
+            "names": ["acme/big"],
+            "attention": "gqa",
+            "attentionHeads": 32,
+            "kvHeads": 4,
+            "layers": 2,
+            "headSize": 64,
+        }
+        (tmp_path / "models.yaml").write_text(text_of({"models": [model]}))
+        assert "unknown-model" in dcpctl("validate", tmp_path / "a.yaml").stdout
+        known = dcpctl("validate", tmp_path / "a.yaml", "--catalogue", tmp_path / "models.yaml")
+        assert known.stdout == f"{tmp_path}/a.yaml: models/chat is allowed\n"
+        (tmp_path / "models.yaml").write_text("models: 3")
+        broken = dcpctl("validate", tmp_path / "a.yaml", "--catalogue", tmp_path / "models.yaml")
+        assert (broken.returncode, broken.stderr) == (
+            2,
+            f"dcpctl: {tmp_path}/models.yaml: found a map, must be a map with a list of models under the key models\n",
+        )
+
+
+@functools.cache
+def completion_script(shell: str) -> str:
+    return dcpctl("completion", shell).stdout
+
+
+class TestCompletion:
+    def complete(self, *words: str) -> set[str]:
+        """What bash offers for the last of the words."""
+        script = completion_script("bash")
+        typed = " ".join(map(shlex.quote, ("dcpctl", *words)))
+        code = f'{script}\nCOMP_WORDS=({typed}); COMP_CWORD={len(words)}; _dcpctl; echo "${{COMPREPLY[@]}}"'
+        return set(subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+    def test_bash_completes_commands_options_and_values(self):
+        assert self.complete("val") == {"validate"}
+        assert self.complete("validate", "--su") == {"--suggest"}
+        assert self.complete("validate", "-o", "s") == {"sarif"}
+        assert {"dcp-divides-tp", "dcp-advice"} <= self.complete("explain", "dcp-")
+        assert self.complete("validate", "-f", "x") == set()
+
+    @pytest.mark.parametrize("shell", ["zsh", "fish"])
+    def test_other_shells_get_every_command_and_option(self, shell):
+        script = completion_script(shell)
+        for word in ("validate", "plan", "kv-plan", "completion", "gpu-memory", "suggest", "dcp-divides-tp", "sarif"):
+            assert word in script
+
+
 class TestProgram:
     def test_version(self):
         assert dcpctl("--version").stdout.startswith("dcpctl 0.")
@@ -261,8 +341,16 @@ class TestProgram:
         result = subprocess.run(command, input=text_of(specimen()), capture_output=True, text=True, check=False)
         assert result.returncode == 0
 
+    def test_without_a_file_it_says_how_to_name_one(self):
+        for command in ("validate", "render"):
+            result = dcpctl(command)
+            assert (result.returncode, result.stderr) == (
+                2,
+                "dcpctl: no file is named; use -f FILE, and -f - for stdin\n",
+            )
+
     def test_wrong_calls_exit_with_2(self):
-        for arguments in ([], ["validate"], ["nonsense"], ["validate", "-f", "x", "-o", "xml"]):
+        for arguments in ([], ["nonsense"], ["validate", "-f", "x", "-o", "xml"]):
             assert dcpctl(*arguments).returncode == 2
 
     def test_starts_in_half_a_second_of_processor_time(self, tmp_path):
@@ -275,9 +363,17 @@ class TestProgram:
         assert used < 0.5, f"{used:.2f} s"
 
     def test_loads_neither_kopf_nor_the_kubernetes_client(self):
-        code = "import sys, dcp_operator.cli.validate, dcp_operator.cli.render; print(*sys.modules)"
+        modules = "validate, dcp_operator.cli.render, dcp_operator.cli.plan, dcp_operator.cli.sarif"
+        code = f"import sys, dcp_operator.cli.{modules}; print(*sys.modules)"
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        assert {"kopf", "kubernetes", "aiohttp", "numpy"} & set(result.stdout.split()) == set()
+        assert {"kopf", "kubernetes", "aiohttp", "numpy", "asyncio"} & set(result.stdout.split()) == set()
+
+    def test_help_loads_no_rules(self):
+        code = (
+            "import sys, dcp_operator.cli\ntry: dcp_operator.cli.main(['-h'])\nexcept SystemExit: print(*sys.modules)"
+        )
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert {"pydantic", "yaml", "dcp_operator.rules", "dcp_operator.api"} & set(result.stdout.split()) == set()
 
     def test_works_without_a_home_and_a_cluster(self, tmp_path):
         (tmp_path / "a.yaml").write_text(text_of(specimen()))

@@ -63,6 +63,12 @@ def spec(kind: str = "FullAttentionSpec", **fields: Any) -> Any:
     )
 
 
+def layers_of(*specs: Any) -> Any:
+    """The spec of a group whose layers have pages of their own sizes."""
+    layers = {f"layer.{number}": each for number, each in enumerate(specs)}
+    return type("UniformTypeKVCacheSpecs", (SimpleNamespace,), {})(block_size=32, kv_cache_specs=layers)
+
+
 def cache(groups: int = 1, of: Any = None) -> SimpleNamespace:
     group = SimpleNamespace(kv_cache_spec=of or spec())
     return SimpleNamespace(num_blocks=8, kv_cache_groups=[group] * groups)
@@ -92,7 +98,7 @@ def test_every_wrong_option_is_named() -> None:
     [
         (None, "is not set: it has to name the file"),
         ("", "can't be read: No such file or directory; mount the secret there"),
-        ("  short \n", "has 5 bytes, it needs at least 16"),
+        ("  short \n", "has a key of 5 bytes, each needs at least 16"),
     ],
 )
 def test_a_missing_or_weak_secret_refuses_to_start(tmp_path: Path, content: str | None, words: str) -> None:
@@ -107,15 +113,13 @@ def test_a_missing_or_weak_secret_refuses_to_start(tmp_path: Path, content: str 
 
 def test_a_secret_is_the_files_content_without_its_line_end(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(b"0123456789abcdef\n")
-    assert compat.read_secret({SECRET_FILE_ENV: str(tmp_path / "key")}) == b"0123456789abcdef"
+    assert compat.read_secret({SECRET_FILE_ENV: str(tmp_path / "key")})() == (b"0123456789abcdef",)
 
 
 @pytest.mark.parametrize(
     ("changes", "groups", "words"),
     [
         ({"prefill_context_parallel_size": 2}, 1, "prefill context parallel size is 2"),
-        ({"data_parallel_size": 2}, 1, "data parallel size is 2; this connector needs 1: use more replicas"),
-        ({"pipeline_parallel_size": 2}, 1, "pipeline parallel size is 2 on a kv_consumer"),
         ({}, 2, "the model has 2 KV-cache groups"),
     ],
 )
@@ -136,18 +140,32 @@ def test_full_attention_and_mla_are_served(kind: str) -> None:
         (spec("SlidingWindowSpec"), "the KV cache is a SlidingWindowSpec; this connector serves"),
         (spec("ChunkedLocalAttentionSpec"), "the KV cache is a ChunkedLocalAttentionSpec"),
         (type("MambaSpec", (), {"block_size": 32})(), "the KV cache is a MambaSpec"),
-        (type("UniformTypeKVCacheSpecs", (), {"block_size": 32})(), "the KV cache is a UniformTypeKVCacheSpecs"),
+        (layers_of(spec("MLAAttentionSpec"), spec("MambaSpec")), "the KV cache is a MambaSpec"),
+        (
+            layers_of(spec(), spec(dcp_sharded=False)),
+            "a FullAttentionSpec whose tokens are not dealt out to the 2",
+        ),
         (
             type("FullAttentionSpec", (), {"block_size": 32})(),
             "the KV cache is a FullAttentionSpec without a data type",
         ),
-        (spec(dcp_sharded=False), "a FullAttentionSpec whose tokens are not dealt out to the 2 ranks"),
+        (spec(tokens_per_state=4), "a FullAttentionSpec that keeps 4 tokens in one entry"),
+        (spec(dcp_sharded=False), "a FullAttentionSpec whose tokens are not dealt out to the 2"),
     ],
 )
 def test_a_kv_cache_of_another_kind_is_refused_by_name(of: Any, words: str) -> None:
     with pytest.raises(StartupError) as error:
         compat.check_supported(config(), cache(of=of))
     assert words in str(error.value)
+
+
+def test_layers_of_unequal_pages_in_one_group_are_served() -> None:
+    dtypes = SimpleNamespace(itemsize=2), SimpleNamespace(itemsize=1)
+    group = cache(of=layers_of(*(spec("MLAAttentionSpec", dtype=dtype) for dtype in ("torch.uint8", "torch.bfloat16"))))
+    compat.check_supported(config(), group)
+    assert compat.side_facts(config(), group, ("layer",)).kv_dtype == "bfloat16 and uint8"
+    unequal = layers_of(*(spec(dtype=dtype, head_size=128, head_size_v=128) for dtype in dtypes))
+    assert compat.side_facts(config(), cache(of=unequal), ("layer",)).key_bytes == 0
 
 
 def test_without_dcp_it_does_not_matter_whether_the_spec_could_be_sharded() -> None:
@@ -169,8 +187,48 @@ def test_the_kv_dtype_tells_kinds_of_fp8_apart(cache_dtype: str, torch_dtype: st
     assert facts.kv_dtype == expected
 
 
-def test_a_pipeline_parallel_producer_is_served() -> None:
-    compat.check_supported(config(pipeline_parallel_size=2, kv_role="kv_producer"), cache())
+def test_a_dcp_group_that_would_mix_heads_refuses_to_start() -> None:
+    mixed = config(tensor_parallel_size=12, decode_context_parallel_size=4, kv_heads=2)
+    with pytest.raises(StartupError, match="can't be served: dcp size 4 doesn't divide the 6 ranks"):
+        compat.side_facts(mixed, cache(), ("layer",))
+
+
+@pytest.mark.parametrize("role", ["kv_producer", "kv_consumer", "kv_both"])
+def test_pipeline_and_data_parallel_engines_are_served_in_either_role(role: str) -> None:
+    compat.check_supported(config(pipeline_parallel_size=2, data_parallel_size=4, kv_role=role), cache())
+
+
+@pytest.mark.parametrize(("local", "number"), [(None, 0), (0, 0), (3, 3)])
+def test_data_parallel_ranks_of_a_pod_are_numbered_from_zero(local: int | None, number: int) -> None:
+    assert compat.local_data_parallel_rank(config(data_parallel_rank_local=local)) == number
+
+
+@pytest.mark.parametrize(("local", "number"), [(0, 1), (1, 1), (4, 4)])
+def test_the_first_data_parallel_rank_knows_how_many_the_pod_has(local: int, number: int) -> None:
+    assert compat.local_data_parallel_size(config(data_parallel_size_local=local)) == number
+
+
+@pytest.mark.parametrize(("policy", "recomputes"), [("recompute", True), ("fail", False)])
+def test_what_becomes_of_a_request_without_kv_is_vllms_setting(policy: str, *, recomputes: bool) -> None:
+    transfer = SimpleNamespace(kv_load_failure_policy=policy)
+    assert compat.recomputes(SimpleNamespace(kv_transfer_config=transfer)) is recomputes
+
+
+@pytest.mark.parametrize(
+    ("of", "key_bytes"),
+    [
+        ({"head_size": 128, "head_size_v": 128}, 256),
+        ({"head_size": 192, "head_size_v": 128}, 384),
+        ({"head_size": 576, "head_size_v": 0}, 0),
+        ({"head_size": 128, "head_size_v": 128, "state_content_bytes": 300}, 0),
+        ({}, 0),
+    ],
+)
+def test_only_entries_of_a_plain_key_and_value_can_be_cut(of: dict[str, int], key_bytes: int) -> None:
+    dtype = SimpleNamespace(itemsize=2)
+    assert compat.side_facts(config(), cache(of=spec(dtype=dtype, **of)), ("layer",)).key_bytes == key_bytes
+    opaque = config(layers={"layer": SimpleNamespace(impl=SimpleNamespace())})
+    assert compat.side_facts(opaque, cache(of=spec(dtype=dtype, **of)), ("layer",)).key_bytes == 0
 
 
 def test_facts_are_read_from_the_engines_config() -> None:

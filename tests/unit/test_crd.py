@@ -1,6 +1,7 @@
 """The generated CustomResourceDefinition."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ def test_maps_of_defaults_are_filled_in_themselves():
         "spec.accelerator",
     ):
         assert FIELDS[path]["default"] == {}, path
-    for path in ("spec.decode", "spec.model", "spec.model.geometry", "spec.decode.scaling"):
+    for path in ("spec.decode", "spec.model", "spec.model.geometry", "spec.decode.scaling", "spec.ratio"):
         assert "default" not in FIELDS[path], path
 
 
@@ -104,3 +105,22 @@ def test_cel_rules_carry_ids_of_the_rule_engine():
 def test_cel_rules_point_at_fields_that_exist():
     for rule in cel_rules():
         assert f"spec{rule['fieldPath']}" in FIELDS
+
+
+def test_every_cel_rule_says_its_sentence_with_its_path_and_its_id():
+    for rule in cel_rules():
+        path, rule_id = f"spec{rule['fieldPath']}: ", rule["message"].rpartition("[")[2]
+        assert rule["message"].startswith(path)
+        said = rule.get("messageExpression", path)
+        assert path in said
+        assert rule_id in said or said == path
+
+
+def test_every_cel_rule_lets_an_update_pass_that_leaves_alone_what_it_reads():
+    for rule in cel_rules():
+        assert rule["optionalOldSelf"] is True
+        holds, _, unchanged = rule["rule"].partition(" || (oldSelf.hasValue() && ")
+        read = set(re.findall(r"self((?:\.[a-zA-Z]+)+)", re.sub(r"\bhas\([^)]*\)", "", holds)))
+        assert read or holds.count("has(") == 2, "two fields of which only one may be there"
+        for path in read:
+            assert f"self{path} == oldSelf.value(){path}" in unchanged, (path, rule["message"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.prompts import edge_prompts, swap_can_show
+from tests.support.prompts import edge_prompts, pair_prompts, swap_can_show
 
 LAYOUTS = [(32, 2, 1), (32, 2, 8), (32, 2, 32), (64, 4, 16)]
 
@@ -46,3 +46,40 @@ def test_a_swap_shows_where_the_ranks_hold_different_numbers(tokens: int, interl
 def test_a_third_of_the_prompts_can_show_a_swap(block: int, dcp: int, interleave: int) -> None:
     prompts = set(edge_prompts(block, dcp, interleave))
     assert sum(swap_can_show(len(prompt), dcp, interleave) for prompt in prompts) * 3 >= len(prompts)
+
+
+SIDES = ((32, 2, 32), (48, 1, 48))
+
+
+def test_prompts_of_a_pair_lie_around_the_edges_of_both_sides() -> None:
+    first, _ = pair_prompts(SIDES, "a pair")
+    lengths = {len(prompt) for prompt in first}
+    assert {1, 31, 32, 33, 47, 48, 49, 63, 64, 65, 95, 96, 97, 128, 129, 700} <= lengths
+    assert len(first) == len(lengths) == len({prompt[:1] + prompt[-8:] for prompt in first})
+    assert all(_common(prompt, other) < 16 for prompt in first for other in first if other != prompt)
+
+
+def test_later_prompts_of_a_pair_meet_all_a_part_or_nothing_of_a_virtual_block() -> None:
+    first, later = pair_prompts(SIDES, "a pair")
+    for virtual_block in (64, 48):
+        common = {
+            (len(prompt), max(_common(prompt, other) for other in first))
+            for prompt in later
+            if len(prompt) in (2 * virtual_block - 1, 2 * virtual_block, 2 * virtual_block + 1, 2 * virtual_block + 3)
+        }
+        assert {
+            (2 * virtual_block, 2 * virtual_block),  # repeated; its last block is not taken from the cache
+            (2 * virtual_block + 1, 2 * virtual_block + 1),  # repeated; only the last token is missing
+            (2 * virtual_block + 3, virtual_block + 3),
+            (2 * virtual_block - 1, virtual_block - 1),
+        } <= common
+
+
+def test_prompts_of_two_pairs_have_nothing_in_common() -> None:
+    here, there = pair_prompts(SIDES, "a pair")[0], pair_prompts(SIDES, "another")[0]
+    assert not {prompt[:16] for prompt in here if len(prompt) > 15} & {prompt[:16] for prompt in there}
+
+
+def _common(prompt: str, other: str) -> int:
+    """How many characters two prompts begin with alike."""
+    return next((i for i in range(len(prompt)) if prompt[: i + 1] != other[: i + 1]), len(prompt))

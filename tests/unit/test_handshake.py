@@ -15,9 +15,10 @@ from dcp_connector.handshake import (
     decode_topology,
     encode_topology,
     find_mismatches,
+    pages_to_ask,
     query_answer,
 )
-from dcp_connector.wire import Layout, Page
+from dcp_connector.wire import PROTOCOL_VERSION, Layout, Page
 
 PAGE = Page(4096, 8, 16, 512, 512, 32, 32)
 
@@ -84,7 +85,7 @@ def test_an_engine_whose_ranks_are_missing_or_disagree_does_not_start(ranks: lis
     [
         (b"", Reason.BOOTSTRAP_GARBAGE),
         (b"<html>", Reason.BOOTSTRAP_GARBAGE),
-        (b'{"protocol": 1}', Reason.BOOTSTRAP_GARBAGE),
+        (f'{{"protocol": {PROTOCOL_VERSION}}}'.encode(), Reason.BOOTSTRAP_GARBAGE),
         (b'{"protocol": 9, "whatever": true}', Reason.INCOMPATIBLE),
         (encode_topology(topology()).replace(b'"tp_rank":1', b'"tp_rank":0'), Reason.BOOTSTRAP_GARBAGE),
     ],
@@ -97,6 +98,11 @@ def test_what_is_no_topology_is_refused(body: bytes, reason: Reason) -> None:
 
 def test_sides_that_differ_only_in_parallelism_fit() -> None:
     assert find_mismatches(topology(), decode_rank(layout=Layout(1, 1, 32, 32, 1))) == ()
+
+
+def test_sides_with_different_numbers_of_blocks_fit() -> None:
+    more = {name: Page(0, 4096, 16, 512, 512, 32, 32) for name in "ab"}
+    assert find_mismatches(topology(), decode_rank(pages=more)) == ()
 
 
 @pytest.mark.parametrize(
@@ -131,6 +137,12 @@ def test_a_refusal_names_both_values(prefill: dict[str, Any], decode: dict[str, 
     assert any(words in problem for problem in found), found
 
 
+def test_a_peer_whose_dcp_groups_would_mix_heads_is_refused() -> None:
+    mixed = assemble("g", [rank(tp, layout=Layout(12, 4, 1, 16, 2)) for tp in range(12)])
+    found = find_mismatches(mixed, decode_rank(layout=Layout(2, 1, 16, 16, 2)))
+    assert any("layout of prefill: dcp size 4 doesn't divide the 6 ranks that hold each KV" in words for words in found)
+
+
 def test_opaque_pages_of_equal_layouts_fit() -> None:
     whole: dict[str, Any] = {"page_format": "opaque", "layout": Layout(2, 1, 16, 16, 1)}
     assert find_mismatches(topology(**whole), decode_rank(**whole)) == ()
@@ -139,6 +151,44 @@ def test_opaque_pages_of_equal_layouts_fit() -> None:
 def test_opaque_pages_and_dcp_are_refused_even_between_equal_layouts() -> None:
     found = find_mismatches(topology(page_format="opaque"), decode_rank(page_format="opaque"))
     assert any("DCP size: prefill has 2, decode has 2, and whole pages need 1" in problem for problem in found), found
+
+
+APART = {"a/k": Page(0, 8, 16, 512, 512, 16, 16), "a/v": Page(8192, 8, 16, 512, 512, 16, 16), "b": PAGE}
+
+
+def test_keys_and_values_apart_fit_entries_that_hold_both() -> None:
+    for ours, theirs in (({}, {"pages": APART}), ({"pages": APART}, {})):
+        assert find_mismatches(topology(key_bytes=16, **theirs), decode_rank(key_bytes=16, **ours)) == ()
+    asked = pages_to_ask(topology(pages=APART), decode_rank(key_bytes=16))
+    assert asked == {"a/k": Page(4096, 8, 16, 512, 512, 32, 16), "a/v": Page(4112, 8, 16, 512, 512, 32, 16), "b": PAGE}
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "words"),
+    [
+        ({"pages": APART}, {}, "only on prefill [], only on decode ['a']"),
+        ({}, {"pages": APART}, "only on prefill [], only on decode ['a/k', 'a/v']"),
+        ({"pages": APART, "key_bytes": 8}, {"key_bytes": 8}, "bytes of one token and head in a/k: prefill has 16"),
+    ],
+)
+def test_keys_and_values_that_cannot_be_told_apart_do_not_fit(
+    prefill: dict[str, Any], decode: dict[str, Any], words: str
+) -> None:
+    found = find_mismatches(topology(**prefill), decode_rank(**decode))
+    assert any(words in problem for problem in found), found
+
+
+def test_a_pipeline_stage_of_decode_needs_its_own_layers_only() -> None:
+    stage = decode_rank(pages={"b": PAGE}, pipeline_parallel_size=2)
+    assert find_mismatches(topology(), stage) == ()
+    unknown = decode_rank(pages={"c": PAGE}, pipeline_parallel_size=2)
+    assert any("only on decode ['c']" in problem for problem in find_mismatches(topology(), unknown))
+    alone = decode_rank(pages={"b": PAGE})
+    assert any("only on prefill ['a']" in problem for problem in find_mismatches(topology(), alone))
+
+
+def test_query_names_the_data_parallel_rank_of_the_engine_id() -> None:
+    assert set(query_answer(topology(engine_id="engine_dp3"))) == {"3"}
 
 
 def test_layers_of_all_pipeline_stages_count() -> None:

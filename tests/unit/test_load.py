@@ -67,9 +67,9 @@ MESSAGES = {
         {"spec": {"kvConnector": {"protocol": "nvlink"}}},
         'spec.kvConnector.protocol: found "nvlink", must be one of rdma, tcp',
     ),
-    "the only choice": (
-        {"spec": {"kvConnector": {"type": "nixl"}}},
-        'spec.kvConnector.type: found "nixl", must be one of mooncake',
+    "a connector that there is not": (
+        {"spec": {"kvConnector": {"type": "lmcache"}}},
+        'spec.kvConnector.type: found "lmcache", must be one of mooncake, mooncake-upstream, nixl',
     ),
     "an unknown scheme": (
         {"spec": {"model": {"uri": "s3://bucket/model"}}},

@@ -17,15 +17,31 @@ from tests.support.kv_oracle import HEAD_MAJOR, TOKEN_MAJOR, Rank, Sizes
         pytest.param(8 * KIB, 64 * KIB, "rdma", "auto", "direct", id="8 KiB is enough over rdma"),
         pytest.param(8 * KIB - 1, 64 * KIB, "rdma", "auto", "pack", id="just below 8 KiB is packed over rdma"),
         pytest.param(8 * KIB, 64 * KIB, "tcp", "auto", "pack", id="8 KiB is too little for tcp"),
-        pytest.param(1000, 1999, "tcp", "auto", "direct", id="packing that gains too little isn't done"),
-        pytest.param(1000, 2000, "tcp", "auto", "pack", id="packing that doubles the fragment is"),
+        pytest.param(8 * KIB, 64 * KIB - 1, "tcp", "auto", "scatter", id="packed pages below 64 KiB too"),
+        pytest.param(1152, 8 * KIB - 1, "rdma", "auto", "scatter", id="packed pages below 8 KiB for rdma"),
+        pytest.param(63 * KIB, 125 * KIB, "tcp", "auto", "scatter", id="packing that gains too little isn't done"),
+        pytest.param(64, 64, "tcp", "auto", "scatter", id="single tokens that packing can't join"),
         pytest.param(0, 0, "tcp", "auto", "direct", id="nothing to move"),
+        pytest.param(1024 * KIB, 1024 * KIB, "tcp", "scatter", "scatter", id="scatter on request"),
         pytest.param(1000, 1000, "tcp", "pack", "pack", id="pack on request"),
         pytest.param(1, 1024 * KIB, "tcp", "direct", "direct", id="direct on request"),
     ],
 )
 def test_the_path_follows_from_the_fragments(direct, packed, transport, override, path):
     assert choose_path(Fragments(direct, packed), transport, override) == path
+
+
+@pytest.mark.parametrize(
+    ("direct", "packed", "override", "path"),
+    [
+        pytest.param(1000, 1999, "auto", "direct", id="packing that gains too little isn't done"),
+        pytest.param(1000, 2000, "auto", "pack", id="packing that doubles the fragment is"),
+        pytest.param(1000, 2000, "scatter", "pack", id="on request neither"),
+        pytest.param(64 * KIB, 1024 * KIB, "scatter", "direct", id="large fragments go straight"),
+    ],
+)
+def test_without_staging_memory_on_decode_the_next_best_path_is_taken(direct, packed, override, path):
+    assert choose_path(Fragments(direct, packed), "tcp", override, can_scatter=False) == path
 
 
 def _fragments(prefill, decode, *, physical=HEAD_MAJOR, num_blocks=100, heads=((0,), (0,)), shards=(0, 0)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dcp_connector import requests_prefill
 from dcp_connector.errors import PeerError, Reason
 from dcp_connector.requests_prefill import Halt, Hold, PrefillRequests, Reply, Sent, Write, Written
 from dcp_connector.wire import Done, Failed, Pull, Settled
@@ -198,3 +199,49 @@ def test_parked_transfers_are_bounded(requests: PrefillRequests, monkeypatch: py
     for number in range(50):
         requests.pull(A, a_pull(f"p{number}", transfer_id=f"t{number}"), 0)
     assert requests.num_waiting <= 10
+
+
+def test_a_release_for_another_rank_of_this_engine_ends_nothing_here(requests: PrefillRequests) -> None:
+    requests.hold(a_hold(), 0)
+    assert requests.release(a_release(prefill_rank=1), 1) == []
+    assert requests.num_held == 1
+
+
+def test_a_pull_that_comes_minutes_after_its_cancel_still_does_nothing(requests: PrefillRequests) -> None:
+    requests.cancel(A, a_cancel(pull(0)), 0)
+    requests.hold(a_hold(), 150)
+    requests.tick(200)
+    for _ in range(2):
+        assert not any(isinstance(action, Write) for action in requests.pull(A, pull(0), 230))
+        requests.tick(231)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_decode_is_told_how_long_parts_of_a_failed_batch_may_still_arrive(
+    requests: PrefillRequests, cancelled: bool
+) -> None:
+    requests.hold(a_hold(), 0)
+    requests.pull(A, pull(0), 1)
+    if cancelled:
+        requests.cancel(A, a_cancel(pull(0)), 2)
+    broken = Written(0, PeerError(Reason.TRANSFER_ERROR, "broken"), quiet_s=30.0)
+    failed = Failed("pull-0", Reason.TRANSFER_ERROR, "broken", 30.0)
+    assert requests.written("transfer", "pull-0", broken, 3) == [Reply(A, failed)]
+
+
+@pytest.mark.parametrize("fields", [{"prefill_rank": 1}, {"prefill_engine": "before a restart"}])
+def test_a_cancel_for_another_rank_or_process_is_never_confirmed(
+    requests: PrefillRequests, fields: dict[str, object]
+) -> None:
+    assert requests.cancel(A, a_cancel(pull(0, **fields)), 0) == []
+
+
+def test_pulls_that_are_refused_again_and_again_are_remembered_up_to_a_bound(
+    requests: PrefillRequests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests_prefill, "MAX_ASKS", 3)
+    requests.hold(a_hold(), 0)
+    for number in range(5):
+        (failed,) = answers(requests.pull(A, pull(0, pull_id=f"again {number}", digest=b"other"), 1))
+        assert isinstance(failed, Failed)
+    assert len(requests._transfers["transfer"].asks) == 3

@@ -27,8 +27,7 @@ REFUSED = {
         [extra_args("prefill", "--kv-cache-dtype", "fp8")],
         (
             "spec.decode.kvCacheDtype: auto differs from spec.prefill.kvCacheDtype fp8, and both must be the same; "
-            "nearest "
-            "that work: fp8 here, or auto in spec.prefill.kvCacheDtype [kv-dtype-equal]"
+            "nearest that works: fp8 [kv-dtype-equal]"
         ),
     ),
     "data types that differ": (
@@ -113,22 +112,8 @@ REFUSED = {
     "prefill context parallelism": (
         [MLA, sizes("prefill", prefillContext=2)],
         (
-            "spec.prefill.parallelism.prefillContext: 2 is not yet supported by the bundled connector; "
+            "spec.prefill.parallelism.prefillContext: 2 with spec.kvConnector.type mooncake, which takes at most 1; "
             "nearest that works: 1 [connector-takes-pair]"
-        ),
-    ),
-    "data parallelism": (
-        [sizes("decode", data=2)],
-        (
-            "spec.decode.parallelism.data: 2 is not yet supported by the bundled connector; nearest that works: 1 "
-            "[connector-takes-pair]"
-        ),
-    ),
-    "pipeline parallelism": (
-        [sizes("prefill", pipeline=2)],
-        (
-            "spec.prefill.parallelism.pipeline: 2 is not yet supported by the bundled connector; nearest that works: 1 "
-            "[connector-takes-pair]"
         ),
     ),
     "a misspelt connector option": (
@@ -168,8 +153,8 @@ REFUSED = {
     "scaling bounds that cross": (
         [role("decode", replicas=None, scaling={"minReplicas": 5, "maxReplicas": 4})],
         (
-            "spec.decode.scaling.minReplicas: 5 is above spec.decode.scaling.maxReplicas 4; nearest that works: 4 "
-            "[scaling-bounds]"
+            "spec.decode.scaling.minReplicas: 5 is above spec.decode.scaling.maxReplicas 4; nearest that work: 4 "
+            "here, or 5 in spec.decode.scaling.maxReplicas [scaling-bounds]"
         ),
     ),
     "a rollout that can't move": (
@@ -177,8 +162,8 @@ REFUSED = {
         (
             "spec.rolloutStrategy.maxUnavailable: 0 together with spec.rolloutStrategy.maxSurge 0 lets no rollout "
             "move, "
-            "because it may neither add an engine nor take one away; nearest that works: 1, or maxSurge 1 "
-            "[rollout-not-stuck]"
+            "because it may neither add an engine nor take one away; nearest that work: 1 here, or 1 in "
+            "spec.rolloutStrategy.maxSurge [rollout-not-stuck]"
         ),
     ),
     "a name that leaves no room": (
@@ -214,7 +199,7 @@ REFUSED = {
     ),
     "a folder outside the volume": (
         [{"spec": {"model": {"uri": "pvc://models/../etc"}}}],
-        'spec.model.uri: the folder "../etc" leaves the volume; write it without .. [model-uri]',
+        'spec.model.uri: the folder "../etc" leaves the volume; write it without ".." in it [model-uri]',
     ),
     "a revision of a volume": (
         [{"spec": {"model": {"uri": "pvc://models/chat", "revision": "main"}}}],
@@ -260,9 +245,9 @@ WARNED = {
     "a model whose heads are unknown": (
         [{"spec": {"model": {"geometry": None}}}],
         (
-            "spec.model.geometry: is not stated, so heads-divide-tp, gqa-dcp-replicas and dcp-advice were not "
-            "checked; state "
-            "attention, attentionHeads, kvHeads and layers from the model's config.json [unknown-model]"
+            "spec.model.geometry: is not stated and the catalogue lacks the model, so not checked: heads-divide-tp, "
+            "gqa-dcp-replicas, dcp-advice, dcp-full-attention-only, part of connector-takes-pair; state it from "
+            "config.json [unknown-model]"
         ),
     ),
 }
@@ -290,11 +275,24 @@ ALLOWED = {
     ],
     "remote code refused aloud on one role": [extra_args("decode", "--no-trust-remote-code")],
     "the model repeated": [extra_args("decode", "--model=example/model")],
-    "scaling instead of replicas": [role("decode", replicas=None, scaling={"maxReplicas": 4})],
+    "scaling instead of replicas": [
+        role(name, replicas=None, scaling={"maxReplicas": 4}) for name in ("prefill", "decode")
+    ],
+    "scaling of one role with the ratios that are meant": [
+        role("decode", replicas=None, scaling={"maxReplicas": 4}),
+        {"spec": {"ratio": {"min": "1:2", "max": "2:1"}}},
+    ],
     "no replicas stated": [role("decode", replicas=None)],
     "taking one away instead of adding one": [{"spec": {"rolloutStrategy": {"maxSurge": 0, "maxUnavailable": 1}}}],
     "the longest name": [{"metadata": {"name": "a" * 46}}],
     "a model on a volume": [{"spec": {"model": {"uri": "pvc://models/chat"}}}],
+    "data parallelism": [sizes("decode", data=2)],
+    "pipelines of different depth": [sizes("prefill", pipeline=2), sizes("decode", pipeline=3)],
+    "windows that are kept whole": [
+        {"spec": {"model": {"geometry": {"layout": "sliding"}}}},
+        sizes("decode", tensor=4, decodeContext=1),
+        *(extra_args(name, "--disable-hybrid-kv-cache-manager") for name in ("prefill", "decode")),
+    ],
     "connector options": [connector(extraConfig={"lease_s": 30, "device_name": "mlx5_0"})],
     "a length stated as argument where no field says one": [
         {"spec": {"model": {"geometry": {"maxModelLen": None}}}},

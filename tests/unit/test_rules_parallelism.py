@@ -91,7 +91,8 @@ REFUSED = {
         (
             "spec.decode.parallelism.decodeContext: 2 with spec.decode.parallelism.tensor 4 and "
             "spec.model.geometry.kvHeads "
-            "4: a KV head is shared only if tensor is above kvHeads; nearest that works: 1 [gqa-dcp-replicas]"
+            "4: a KV head is shared only if tensor is above kvHeads; nearest that work: 1 here, or 8 in "
+            "spec.decode.parallelism.tensor [gqa-dcp-replicas]"
         ),
     ),
     "grouped queries with more shards than ranks that share a head": (
@@ -99,8 +100,8 @@ REFUSED = {
         (
             "spec.decode.parallelism.decodeContext: 4 with spec.decode.parallelism.tensor 8 and "
             "spec.model.geometry.kvHeads "
-            "4: 2 ranks share a KV head, and decodeContext must divide that number; nearest that works: 2 "
-            "[gqa-dcp-replicas]"
+            "4: 2 ranks share a KV head, and decodeContext must divide that number; nearest that work: 2 here, or 16 "
+            "in spec.decode.parallelism.tensor [gqa-dcp-replicas]"
         ),
     ),
     "the case that vLLM misses, tensor 12 and 2 KV heads and decode context 4": (
@@ -112,7 +113,7 @@ REFUSED = {
             "spec.decode.parallelism.decodeContext: 4 with spec.decode.parallelism.tensor 12 and "
             "spec.model.geometry.kvHeads "
             "2: 6 ranks share a KV head, and decodeContext must divide that number; nearest that work: 3, 6 "
-            "[gqa-dcp-replicas]"
+            "here, or 8 or 24 in spec.decode.parallelism.tensor [gqa-dcp-replicas]"
         ),
     ),
     "grouped queries whose number per head the shards don't divide": (
@@ -152,24 +153,24 @@ REFUSED = {
     "data local that does not divide data": (
         [sizes("decode", data=4, dataLocal=3)],
         (
-            "spec.decode.parallelism.dataLocal: 3 does not divide spec.decode.parallelism.data 4; nearest that work: "
-            "2, 4 "
-            "[data-local-fits-data]"
+            "spec.decode.parallelism.dataLocal: 3 does not divide spec.decode.parallelism.data 4; nearest that works: "
+            "4 [data-local-fits-data]"
         ),
     ),
     "prefill context with an impossible decode context": (
         [MLA, sizes("decode", tensor=4, prefillContext=2, decodeContext=3)],
         (
             "spec.decode.parallelism.decodeContext: 3 with spec.decode.parallelism.prefillContext 2 and "
-            "spec.decode.parallelism.tensor 4, but it must be 1, prefillContext or tensor x prefillContext: 1, 2 or 8 "
-            "[pcp-dcp-sizes]"
+            "spec.decode.parallelism.tensor 4, but it must be 1, prefillContext or tensor x prefillContext; nearest "
+            "that work: 2, 8 [pcp-dcp-sizes]"
         ),
     ),
     "prefill context beside data parallelism": (
         [sizes("prefill", prefillContext=2, data=2)],
         (
             "spec.prefill.parallelism.prefillContext: 2 together with spec.prefill.parallelism.data 2, "
-            "and the engine takes only one of the two above 1; set one of them to 1 [pcp-dcp-sizes]"
+            "and the engine takes only one of the two above 1; nearest that work: 1 here, or 1 in "
+            "spec.prefill.parallelism.data [pcp-dcp-sizes]"
         ),
     ),
 }
@@ -192,7 +193,8 @@ WARNED = {
         [MLA, sizes("decode", tensor=8, decodeContext=1)],
         (
             "spec.decode.parallelism.decodeContext: 1 with spec.decode.parallelism.tensor 8 and 1 KV "
-            "head keeps 8 copies of the KV cache; 8 keeps 1 and holds 8 times the tokens [dcp-advice]"
+            "head keeps 8 copies of the KV cache; 8 keeps one copy and holds 8 times the tokens in "
+            "the same memory [dcp-advice]"
         ),
     ),
     "copies that only part of the ranks can shed": (
@@ -202,7 +204,8 @@ WARNED = {
         ],
         (
             "spec.decode.parallelism.decodeContext: 1 with spec.decode.parallelism.tensor 32 and 16 KV "
-            "heads keeps 2 copies of the KV cache; 2 keeps 1 and holds 2 times the tokens [dcp-advice]"
+            "heads keeps 2 copies of the KV cache; 2 keeps one copy and holds 2 times the tokens in "
+            "the same memory [dcp-advice]"
         ),
     ),
 }

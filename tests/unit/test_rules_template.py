@@ -77,9 +77,8 @@ REFUSED = {
     "another image": (
         [main_container("decode", image="vllm/vllm-openai:v0.32.0")],
         (
-            f'{CONTAINER}.image: "vllm/vllm-openai:v0.32.0" differs from spec.image "vllm/vllm-openai:v0.33.0", and '
-            "both "
-            "roles run one image; set spec.image [template-owned]"
+            f'{CONTAINER}.image: "vllm/vllm-openai:v0.32.0" differs from spec.image "vllm/vllm-openai:v0.33.0", '
+            "which the operator sets; remove it and set spec.image [template-owned]"
         ),
     ),
     "arguments": (

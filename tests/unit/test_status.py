@@ -5,10 +5,13 @@ import copy
 import pytest
 
 from dcp_operator import names
+from dcp_operator.api.load import load_spec
+from dcp_operator.api.spec import Geometry
 from dcp_operator.api.status import Status
 from dcp_operator.observed import Observed
 from dcp_operator.reasons import Problem, Reason
-from dcp_operator.status import make_status
+from dcp_operator.rules.geometry import context_fits_heads
+from dcp_operator.status import make_status, start_proves_heads
 from dcp_operator.target import Operator, Target, resolve_target
 from tests.support.objects import owner, pod, spec
 from tests.support.simulated_api import SimulatedApi, observe
@@ -239,11 +242,66 @@ def test_a_role_without_replicas_is_said_to_be_the_reason():
     assert "raise replicas" in said["Ready"]["message"]
 
 
-def test_a_model_of_unknown_shape_is_never_called_compatible():
-    observed = world(ready=True, model={"uri": "hf://acme/tiny"})
+def test_no_router_is_as_it_should_be_where_the_user_brings_one():
+    decode = {**spec()["decode"], "parallelism": {"tensor": 2}}
+    observed = world(
+        ready=True, decode=decode, router={"replicas": 0}, kvConnector={"type": "mooncake-upstream", "protocol": "tcp"}
+    )
     said = conditions(status_of(observed))
+    assert (said["RouterReady"]["status"], said["Ready"]["status"]) == ("True", "True")
+    assert "mooncake-upstream" in said["RouterReady"]["message"]
+    without = conditions(status_of(world(ready=True, router={"replicas": 0})))
+    assert without["RouterReady"]["reason"] == "ScaledToZero"
+
+
+UNKNOWN_MODEL = {"uri": "hf://acme/tiny"}
+
+
+def test_a_model_of_unknown_shape_is_not_called_compatible_before_engines_run():
+    for observed in (world(ready=False, model=UNKNOWN_MODEL), world(model=UNKNOWN_MODEL)):
+        said = conditions(status_of(observed))["ConfigCompatible"]
+        assert (said["status"], said["reason"]) == ("Unknown", "ModelUnknown")
+        assert "unknown-model" in said["message"]
+
+
+def test_engines_that_run_show_that_their_sizes_suit_an_unknown_model():
+    said = conditions(status_of(world(ready=True, model=UNKNOWN_MODEL)))["ConfigCompatible"]
+    assert (said["status"], said["reason"]) == ("True", "RulesPassed")
+    assert "vLLM checks them against the model's heads" in said["message"]
+
+
+def test_engines_that_run_prove_nothing_where_vllm_misses_a_case():
+    decode = {"replicas": 1, "parallelism": {"tensor": 12, "decodeContext": 4}, "blockSize": 32}
+    said = conditions(status_of(world(ready=True, model=UNKNOWN_MODEL, decode=decode)))
+    assert said["DecodeReady"]["status"] == "True"
     assert (said["ConfigCompatible"]["status"], said["ConfigCompatible"]["reason"]) == ("Unknown", "ModelUnknown")
-    assert said["Ready"]["status"] == "True"
+
+
+@pytest.mark.parametrize(("tensor", "context"), [(t, w) for t in range(1, 33) for w in range(1, t + 1) if t % w == 0])
+def test_a_start_proves_heads_only_where_what_vllm_takes_is_what_the_rules_take(tensor: int, context: int):
+    sizes = {"replicas": 1, "parallelism": {"tensor": tensor, "decodeContext": context}, "blockSize": 32}
+    loaded = load_spec(owner(decode=sizes))
+    assert loaded is not None
+    missed = [
+        (heads, attention)
+        for heads in range(1, tensor + 1)
+        for attention in range(heads, 8 * tensor + 1, heads)
+        if vllm_takes(tensor, context, heads, attention)
+        and not context_fits_heads(context, tensor, shape(heads, attention))
+    ]
+    assert not (start_proves_heads(loaded) and missed)
+    assert start_proves_heads(loaded) or tensor & (tensor - 1)
+
+
+def vllm_takes(tensor: int, context: int, heads: int, attention: int) -> bool:
+    """What vLLM checks at its start (config/model.py, and the sharding of layers), as of 0.32."""
+    spread = attention % tensor == 0 and (tensor % heads == 0 or heads % tensor == 0)
+    sharded = tensor > heads and context <= tensor // heads and (attention // heads) % context == 0
+    return spread and (context == 1 or sharded)
+
+
+def shape(heads: int, attention: int) -> Geometry:
+    return Geometry(attention="gqa", attention_heads=attention, kv_heads=heads, layers=1)
 
 
 @pytest.mark.parametrize("reason", [Reason.PERMISSION_DENIED, Reason.APPLY_REJECTED, Reason.API_UNAVAILABLE])

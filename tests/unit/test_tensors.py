@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from dcp_connector.errors import StartupError
-from dcp_connector.packing import Gather
-from dcp_connector.tensors import Staging, describe, storages
+from dcp_connector.tensors import describe, storages
 from tests.support.kv_oracle import Sizes
 from tests.support.transfer_memory import ArrayTensor
 
@@ -86,15 +85,3 @@ def test_layers_that_share_an_allocation_are_registered_once() -> None:
     memory = np.zeros(4096, dtype=np.uint8)
     shared = {name: ArrayTensor(memory, offset, (1,), (1,)) for name, offset in (("a", 0), ("b", 1024))}
     assert storages(shared) == ((int(memory.ctypes.data), 4096),)
-
-
-def test_units_are_gathered_in_order_into_the_right_slot() -> None:
-    view = head_major()
-    view._memory[:] = np.arange(len(view._memory)) % 251
-    layer = describe("layer", view, SIDE, NUM_BLOCKS)
-    staging = Staging((layer,), slot_bytes=64, num_slots=2)
-    units = np.array([9, 0, 5], dtype=np.int64)
-    staging.gather(1, (Gather(layer=0, staging_offset=16, unit_bytes=8, units=units),), (0,))
-    filled = staging._keep[64 + 16 : 64 + 16 + 24].reshape(3, 8)
-    assert (filled == view._memory[: 16 * 8 * 8].reshape(-1, 8)[units]).all()
-    assert staging._keep[:64].sum() == 0

@@ -29,6 +29,10 @@ def channel(secret: bytes = b"the shared secret", now: float = NOW) -> Channel:
         Done("pull", 5),
         Failed("pull", Reason.TRANSFER_ERROR, "words"),
         Settled("pull"),
+        wire.Want("pull", 8 << 20),
+        wire.Grant("pull", (4096, 8192), 4096),
+        wire.Chunk("pull", 3),
+        wire.Taken("pull", 3),
     ],
     ids=lambda message: type(message).__name__,
 )
@@ -39,7 +43,7 @@ def test_a_sealed_message_opens_unchanged(message: wire.Message) -> None:
 def test_the_frame_is_laid_out_as_documented() -> None:
     frame = channel().seal(Settled("p"))
     assert frame[:3] == b"DKV"
-    assert frame[3] == 1
+    assert frame[3] == wire.PROTOCOL_VERSION
     assert struct.unpack(">Q", frame[4:12])[0] == int(NOW * 1000)
     assert frame[12:28] == (0).to_bytes(16, "big")
     assert msgspec.msgpack.decode(frame[60:]) == {"k": "settled", "pull_id": "p"}
@@ -57,7 +61,7 @@ def altered(position: int, value: int = 0xFF) -> bytes:
         (b"", "frame of 0 bytes, expected at least 60"),
         (b"GET / HTTP/1.1\r\n" * 5, "frame begins with b'GET', expected b'DKV'"),
         (bytes(wire.MAX_FRAME_BYTES + 1), "expected at most"),
-        (altered(3), "frame has protocol version 254, this connector speaks 1"),
+        (altered(3, 0x80), f"frame has protocol version {128 + wire.PROTOCOL_VERSION}, this connector speaks"),
         (altered(4), "wrong authentication code"),
         (altered(12), "wrong authentication code"),
         (altered(28), "wrong authentication code"),
@@ -74,8 +78,8 @@ def test_a_frame_that_is_not_fresh_and_authentic_is_refused_in_words(frame: byte
 
 def test_the_version_is_compared_before_the_authentication_code() -> None:
     frame = bytearray(channel(b"another secret").seal(Settled("p")))
-    frame[3] = 2
-    with pytest.raises(WireError, match="protocol version 2"):
+    frame[3] = 77
+    with pytest.raises(WireError, match="protocol version 77"):
         channel().open(bytes(frame))
 
 

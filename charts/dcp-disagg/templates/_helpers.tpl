@@ -91,3 +91,40 @@ capabilities:
 {{- define "dcp-disagg.certificateSecret" -}}
 {{- default (printf "%s-webhook-certificate" (include "dcp-disagg.fullname" .)) .Values.webhook.certificate.existingSecret }}
 {{- end }}
+
+{{/* ConfigMap with models of the installation; empty where the release's own are enough. */}}
+{{- define "dcp-disagg.catalogue" -}}
+{{- if and .Values.catalogue.models .Values.catalogue.existingConfigMap }}
+  {{- fail "catalogue: models and existingConfigMap are both given; use one of them" }}
+{{- end }}
+{{- if .Values.catalogue.models }}
+{{- printf "%s-catalogue" (include "dcp-disagg.fullname" .) }}
+{{- else }}
+{{- .Values.catalogue.existingConfigMap }}
+{{- end }}
+{{- end }}
+
+{{- define "dcp-disagg.catalogueEnv" -}}
+{{- if include "dcp-disagg.catalogue" . -}}
+- name: DCP_CATALOGUE_FILE
+  value: /etc/dcp-catalogue/models.yaml
+{{- end }}
+{{- end }}
+
+{{- define "dcp-disagg.catalogueMount" -}}
+{{- if include "dcp-disagg.catalogue" . -}}
+- name: catalogue
+  mountPath: /etc/dcp-catalogue
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{/* A ConfigMap that is missing must not keep a pod from starting: the models of the release are known without it. */}}
+{{- define "dcp-disagg.catalogueVolume" -}}
+{{- with include "dcp-disagg.catalogue" . -}}
+- name: catalogue
+  configMap:
+    name: {{ . }}
+    optional: true
+{{- end }}
+{{- end }}

@@ -1,185 +1,227 @@
-"""CEL rules of the CRD: the static admission rules, in the words of `dcp_operator.rules`.
+"""CEL rules of the CRD: the static admission rules, in the words of `dcp_operator.api.sentences`.
 
-They bind where the admission webhook is down. An expression sees one object and no loop over a range, so divisors are
-found as pairs (d, n/d) with d up to the square root of the largest n that the field allows.
+They bind where the admission webhook is down.
+
+A rule holds for an update that leaves alone every field that it reads, so that an object from before the rule can be
+edited elsewhere; the rule engine does the same (ADR 0008).
 """
 
-from dataclasses import dataclass
-from math import isqrt
 from typing import Any
 
+from dcp_operator.api import sentences
+from dcp_operator.api.cel_connectors import profile_rules
+from dcp_operator.api.cel_expressions import CelRule, Ending, divisors, nearest_two
 from dcp_operator.api.spec import MAX_BLOCK_SIZE, MAX_PARALLEL_SIZE
+from dcp_operator.connectors import PROFILES
 
-
-@dataclass(frozen=True, slots=True)
-class CelRule:
-    """One entry of x-kubernetes-validations; `path` is relative to the spec, in the form of `fieldPath`."""
-
-    rule: str
-    path: str
-    holds: str
-    message: str
-    message_expression: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the entry as the API server reads it. `message` is what a failing messageExpression falls back to."""
-        entry: dict[str, Any] = {"rule": self.holds, "message": self.message, "fieldPath": self.path}
-        if self.message_expression is not None:
-            entry["messageExpression"] = self.message_expression
-        return entry
+_ROLES = ("prefill", "decode")
 
 
 def cel_rules() -> list[dict[str, Any]]:
     """Return the validations of `spec`, in the order in which the rule engine reports them."""
-    rules = [rule for role in ("prefill", "decode") for rule in _role_rules(role)]
+    rules = [*_geometry(), *(rule for role in _ROLES for rule in _role_rules(role)), _decode_length()]
+    for profile in PROFILES.values():
+        rules += profile_rules(profile)
     return [rule.to_json() for rule in [*rules, _rollout_not_stuck()]]
 
 
 def _role_rules(role: str) -> list[CelRule]:
     return [
         _dcp_divides_tp(role),
-        _pcp_dcp_sizes(role),
+        *_pcp_dcp_sizes(role),
         _interleave_divides_block(role),
+        *_data_local(role),
         _replicas_or_scaling(role),
         _scaling_bounds(role),
     ]
 
 
+def _geometry() -> list[CelRule]:
+    geometry = "model.geometry"
+    has, attention = f"!has(self.{geometry})", f"self.{geometry}.attention"
+    kv, heads = f"{geometry}.kvHeads", f"{geometry}.attentionHeads"
+    return [
+        CelRule(
+            rule="geometry-consistent",
+            path=kv,
+            holds=f"{has} || {attention} != 'mla' || self.{kv} == 1",
+            sentence=sentences.MLA_ONE_HEAD,
+            values={"kv": kv},
+            remedy="; nearest that works: 1",
+            reads=(f"{geometry}.attention",),
+        ),
+        CelRule(
+            rule="geometry-consistent",
+            path=kv,
+            holds=f"{has} || {attention} == 'mla' || self.{heads} % self.{kv} == 0",
+            sentence=sentences.KV_HEADS_DIVIDE,
+            values={"kv": kv, "heads": heads},
+            reads=(f"{geometry}.attention",),
+        ),
+    ]
+
+
 def _dcp_divides_tp(role: str) -> CelRule:
-    sizes = f"self.{role}.parallelism"
-    tensor, context = f"{sizes}.tensor", f"{sizes}.decodeContext"
-    geometry = "self.model.geometry"
-    # The nearest values must also be right for the model's heads, where they are known (rule gqa-dcp-replicas).
-    fits_heads = (
-        f"(n == 1 || !has({geometry}) || {geometry}.attention == 'mla' || ({tensor} > {geometry}.kvHeads"
-        f" && {tensor} % {geometry}.kvHeads == 0 && ({tensor} / {geometry}.kvHeads) % n == 0"
-        f" && ({geometry}.attentionHeads / {geometry}.kvHeads) % n == 0))"
+    sizes = f"{role}.parallelism"
+    tensor, context, geometry = f"self.{sizes}.tensor", f"self.{sizes}.decodeContext", "self.model.geometry"
+    # The nearest values must suit the whole object as far as an expression can tell: heads, layers, connector.
+    group = f"({tensor} / {geometry}.kvHeads)"
+    fits = (
+        f"(n == 1 || ((!has({geometry}.layout) || {geometry}.layout in ['full', 'sparse']) &&"
+        f" ({geometry}.attention == 'mla' || ({tensor} > {geometry}.kvHeads && {tensor} % {geometry}.kvHeads == 0"
+        f" && {group} % n == 0 && ({geometry}.attentionHeads / {geometry}.kvHeads) % n == 0))"
+        f" && self.kvConnector.type == 'mooncake'))"
     )
-    path = f"spec.{role}.parallelism.decodeContext"
+    found = nearest_two(divisors(tensor, MAX_PARALLEL_SIZE), context, fits)
     return CelRule(
         rule="dcp-divides-tp",
-        path=f".{role}.parallelism.decodeContext",
-        holds=f"{sizes}.prefillContext > 1 || {tensor} % {context} == 0",
-        message=f"{path}: does not divide spec.{role}.parallelism.tensor [dcp-divides-tp]",
-        message_expression=_with_nearest(
-            f"{path}: %d does not divide spec.{role}.parallelism.tensor %d",
-            "dcp-divides-tp",
-            values=(context, tensor),
-            nearest=_nearest(_divisors(tensor, MAX_PARALLEL_SIZE), context, fits_heads),
-        ),
+        path=f"{sizes}.decodeContext",
+        holds=f"self.{sizes}.prefillContext > 1 || {tensor} % {context} == 0",
+        sentence=sentences.DCP_DIVIDES_TP,
+        values={"context": f"{sizes}.decodeContext", "tensor": f"{sizes}.tensor"},
+        words={"role": role},
+        # Without stated heads only the webhook knows what the model allows.
+        nearest=f"(has({geometry}) ? {found} : [])",
+        reads=(f"{sizes}.prefillContext",),
     )
 
 
-def _pcp_dcp_sizes(role: str) -> CelRule:
-    sizes = f"self.{role}.parallelism"
-    path = f"spec.{role}.parallelism"
-    tensor, context, prefill = f"{sizes}.tensor", f"{sizes}.decodeContext", f"{sizes}.prefillContext"
-    rule = "it must be 1, prefillContext or tensor x prefillContext"
-    return CelRule(
-        rule="pcp-dcp-sizes",
-        path=f".{role}.parallelism.decodeContext",
-        holds=f"{prefill} == 1 || {context} in [1, {prefill}, {tensor} * {prefill}]",
-        message=f"{path}.decodeContext: with {path}.prefillContext above 1 {rule} [pcp-dcp-sizes]",
-        message_expression=_format(
-            f"{path}.decodeContext: %d with {path}.prefillContext %d and {path}.tensor %d, but {rule}: 1, %d or %d"
-            " [pcp-dcp-sizes]",
-            (context, prefill, tensor, prefill, f"{tensor} * {prefill}"),
+def _pcp_dcp_sizes(role: str) -> list[CelRule]:
+    sizes = f"{role}.parallelism"
+    tensor, context, prefill = (f"self.{sizes}.{name}" for name in ("tensor", "decodeContext", "prefillContext"))
+    return [
+        CelRule(
+            rule="pcp-dcp-sizes",
+            path=f"{sizes}.decodeContext",
+            holds=f"{prefill} == 1 || {context} in [1, {prefill}, {tensor} * {prefill}]",
+            sentence=sentences.PCP_DCP_SIZES,
+            values={
+                "context": f"{sizes}.decodeContext",
+                "prefill": f"{sizes}.prefillContext",
+                "tensor": f"{sizes}.tensor",
+            },
+            words={"role": role},
         ),
-    )
+        CelRule(
+            rule="pcp-dcp-sizes",
+            path=f"{sizes}.prefillContext",
+            holds=f"{prefill} == 1 || self.{sizes}.data == 1",
+            sentence=sentences.PCP_NO_DATA,
+            values={"prefill": f"{sizes}.prefillContext", "data": f"{sizes}.data"},
+            words={"role": role},
+        ),
+    ]
 
 
 def _interleave_divides_block(role: str) -> CelRule:
     block, interleave = f"self.{role}.blockSize", f"self.{role}.kvCacheInterleaveSize"
-    path = f"spec.{role}.kvCacheInterleaveSize"
     return CelRule(
         rule="interleave-divides-block",
-        path=f".{role}.kvCacheInterleaveSize",
+        path=f"{role}.kvCacheInterleaveSize",
         holds=f"!has({interleave}) || {block} % {interleave} == 0",
-        message=f"{path}: does not divide spec.{role}.blockSize [interleave-divides-block]",
-        message_expression=_with_nearest(
-            f"{path}: %d does not divide spec.{role}.blockSize %d",
-            "interleave-divides-block",
-            values=(interleave, block),
-            nearest=_nearest(_divisors(block, MAX_BLOCK_SIZE), interleave, "true"),
-        ),
+        sentence=sentences.INTERLEAVE_DIVIDES_BLOCK,
+        values={"interleave": f"{role}.kvCacheInterleaveSize", "block": f"{role}.blockSize"},
+        words={"role": role},
+        nearest=f"(self.kvConnector.type == 'mooncake' ? {nearest_two(divisors(block, MAX_BLOCK_SIZE), interleave)}"
+        f" : [])",
     )
 
 
+def _data_local(role: str) -> list[CelRule]:
+    data, local = f"self.{role}.parallelism.data", f"self.{role}.parallelism.dataLocal"
+    return [
+        CelRule(
+            rule="data-local-fits-data",
+            path=f"{role}.parallelism.dataLocal",
+            holds=f"!has({local}) || {holds}",
+            sentence=sentence,
+            values={"local": f"{role}.parallelism.dataLocal", "data": f"{role}.parallelism.data"},
+            words={"role": role},
+            # A template may state accelerators for the ranks of a pod.
+            endings=(Ending(f"!has(self.{role}.template)", text, values),),
+        )
+        for holds, sentence, text, values in (
+            (
+                f"{data} % {local} == 0",
+                sentences.DATA_LOCAL_FITS_DATA,
+                "; nearest that works: %d",
+                (f"{role}.parallelism.data",),
+            ),
+            (
+                f"{data} % {local} != 0 || {local} >= {data}",
+                sentences.DATA_LOCAL_ONE_POD,
+                f"; nearest that work: %d here, or %d in spec.{role}.parallelism.data",
+                (f"{role}.parallelism.data", f"{role}.parallelism.dataLocal"),
+            ),
+        )
+    ]
+
+
 def _replicas_or_scaling(role: str) -> CelRule:
-    path = f"spec.{role}"
-    why = "and the replica count has exactly one owner; remove one of the two [replicas-or-scaling]"
     return CelRule(
         rule="replicas-or-scaling",
-        path=f".{role}.replicas",
+        path=f"{role}.replicas",
         holds=f"!has(self.{role}.replicas) || !has(self.{role}.scaling)",
-        message=f"{path}.replicas: is stated together with {path}.scaling, {why}",
-        message_expression=_format(
-            f"{path}.replicas: %d is stated together with {path}.scaling (%d to %d), {why}",
-            (f"self.{role}.replicas", f"self.{role}.scaling.minReplicas", f"self.{role}.scaling.maxReplicas"),
-        ),
+        sentence=sentences.REPLICAS_OR_SCALING,
+        values={
+            "replicas": f"{role}.replicas",
+            "low": f"{role}.scaling.minReplicas",
+            "high": f"{role}.scaling.maxReplicas",
+        },
+        words={"role": role},
     )
 
 
 def _scaling_bounds(role: str) -> CelRule:
-    scaling = f"self.{role}.scaling"
-    path = f"spec.{role}.scaling"
+    scaling = f"{role}.scaling"
     return CelRule(
         rule="scaling-bounds",
-        path=f".{role}.scaling.minReplicas",
-        holds=f"!has({scaling}) || {scaling}.minReplicas <= {scaling}.maxReplicas",
-        message=f"{path}.minReplicas: is above {path}.maxReplicas [scaling-bounds]",
-        message_expression=_format(
-            f"{path}.minReplicas: %d is above {path}.maxReplicas %d; nearest that works: %d [scaling-bounds]",
-            (f"{scaling}.minReplicas", f"{scaling}.maxReplicas", f"{scaling}.maxReplicas"),
+        path=f"{scaling}.minReplicas",
+        holds=f"!has(self.{scaling}) || self.{scaling}.minReplicas <= self.{scaling}.maxReplicas",
+        sentence=sentences.SCALING_BOUNDS,
+        values={"low": f"{scaling}.minReplicas", "high": f"{scaling}.maxReplicas"},
+        words={"role": role},
+        endings=(
+            Ending(
+                "!has(self.ratio)",
+                f"; nearest that work: %d here, or %d in spec.{scaling}.maxReplicas",
+                (f"{scaling}.maxReplicas", f"{scaling}.minReplicas"),
+            ),
+        ),
+    )
+
+
+def _decode_length() -> CelRule:
+    prefill, decode, limit = "prefill.maxModelLen", "decode.maxModelLen", "model.geometry.maxModelLen"
+    return CelRule(
+        rule="max-model-len",
+        path=decode,
+        holds=f"!has(self.{prefill}) || !has(self.{decode}) || self.{prefill} <= self.{decode}",
+        sentence=sentences.DECODE_TOO_SHORT,
+        values={"decode": decode, "prefill": prefill},
+        endings=(
+            # Without the model's own limit only the webhook may know it, from the catalogue.
+            Ending(
+                f"has(self.model.geometry) && has(self.{limit}) && self.{prefill} <= self.{limit}",
+                f"; nearest that work: %d here, or %d in spec.{prefill}",
+                (prefill, decode),
+            ),
         ),
     )
 
 
 def _rollout_not_stuck() -> CelRule:
-    strategy = "self.rolloutStrategy"
+    strategy = "rolloutStrategy"
 
-    def nothing(field: str) -> str:
-        value = f"{strategy}.{field}"
+    def nothing(name: str) -> str:
+        value = f"self.{strategy}.{name}"
         return f"(type({value}) == int ? {value} == 0 : {value} == '0%')"
 
     return CelRule(
         rule="rollout-not-stuck",
-        path=".rolloutStrategy.maxUnavailable",
+        path=f"{strategy}.maxUnavailable",
         holds=f"!({nothing('maxSurge')} && {nothing('maxUnavailable')})",
-        message="spec.rolloutStrategy.maxUnavailable: 0 together with spec.rolloutStrategy.maxSurge 0 lets no rollout "
-        "move, because it may neither add an engine nor take one away; nearest that works: 1, or maxSurge 1 "
-        "[rollout-not-stuck]",
-    )
-
-
-def _format(text: str, values: tuple[str, ...]) -> str:
-    """Return an expression for `text` with its %d filled in.
-
-    `format` is the one way to put numbers into a message: the API server's cost estimate takes the text of a
-    converted number, and so any sum of texts, to be without bound.
-    """
-    return f"'{text}'.format([{', '.join(values)}])"
-
-
-def _with_nearest(text: str, rule: str, *, values: tuple[str, ...], nearest: str) -> str:
-    """Return an expression for `text; nearest that work: A, B [rule]`, where `nearest` is a list of up to two."""
-    endings = ("", "; nearest that works: %d", "; nearest that work: %d, %d")
-    texts = ", ".join(f"'{text}{ending} [{rule}]'" for ending in endings)
-    return f"[{texts}][size({nearest})].format([{', '.join(values)}] + {nearest})"
-
-
-def _divisors(number: str, largest: int) -> str:
-    """Return an expression for the list of all divisors of `number`, which is at most `largest`."""
-    small = f"[{', '.join(map(str, range(1, isqrt(largest) + 1)))}].filter(d, {number} % d == 0)"
-    return f"({small} + {small}.map(d, {number} / d))"
-
-
-def _nearest(candidates: str, found: str, fits: str) -> str:
-    """Return an expression for the closest candidate n below and above `found` that fits: a list of up to two.
-
-    Candidates below are negated, so that `min` picks the closest on either side.
-    """
-    return (
-        f"[{candidates}.filter(n, n < {found} && {fits}).map(n, -n), {candidates}.filter(n, n > {found} && {fits})]"
-        ".filter(side, size(side) > 0).map(side, side.min() < 0 ? -side.min() : side.min())"
+        sentence=sentences.ROLLOUT_NOT_STUCK,
+        remedy="; nearest that work: 1 here, or 1 in spec.rolloutStrategy.maxSurge",
+        reads=(f"{strategy}.maxSurge", f"{strategy}.maxUnavailable"),
     )

@@ -169,7 +169,9 @@ class _Translator:
             result["required"] = required
         if self._with_defaults:
             for name, field in properties.items():
-                # An absent map of defaults must be filled in too, or its own defaults never are.
-                if name not in required and "properties" in field and "required" not in field:
+                # An absent map of defaults must be filled in too, or its own defaults never are. One without any stays
+                # absent.
+                has_defaults = any("default" in inner for inner in field.get("properties", {}).values())
+                if name not in required and has_defaults and "required" not in field:
                     field["default"] = {}
         return result

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from dcp_operator.api.base import API_VERSION, GROUP, KIND
 from dcp_operator.api.findings import SCHEMA_RULE, Finding, kind_of, show
 from dcp_operator.api.objects import DCPDisaggDeployment
-from dcp_operator.api.spec import INT_OR_PERCENT_PATTERN, MAX_REPLICAS, URI_PATTERN, Spec
+from dcp_operator.api.spec import INT_OR_PERCENT_PATTERN, MAX_REPLICAS, RATIO_PATTERN, URI_PATTERN, Spec
 
 #: A document of garbage would otherwise give a list that nobody reads, and take its time.
 _MOST_FINDINGS = 100
@@ -27,6 +27,7 @@ _FREE_FORM = frozenset({"template", "extraConfig"})
 _PATTERN_WORDS = {
     URI_PATTERN: "must be hf://REPOSITORY, pvc://CLAIM/PATH or oci://IMAGE, without spaces",
     INT_OR_PERCENT_PATTERN: "must be a percentage from 0% to 100%",
+    RATIO_PATTERN: "must be PREFILL:DECODE in whole numbers from 1, such as 1:4",
 }
 
 

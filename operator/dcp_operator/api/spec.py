@@ -4,7 +4,7 @@ Descriptions become the text of `kubectl explain`. Defaults written here become 
 on other fields are derived in `dcp_operator.settings` and shown in status.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, StringConstraints
 
@@ -23,6 +23,7 @@ CPU = "cpu"
 
 URI_PATTERN = r"^(hf|pvc|oci)://[^\s]+$"
 INT_OR_PERCENT_PATTERN = r"^(100|[1-9]?[0-9])%$"
+RATIO_PATTERN = r"^[1-9][0-9]{0,3}:[1-9][0-9]{0,3}$"
 WORD_PATTERN = r"^[^\s]+$"
 OBJECT_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 RESOURCE_NAME_PATTERN = r"^[a-z0-9A-Z]([a-zA-Z0-9./_-]*[a-zA-Z0-9])?$"
@@ -39,10 +40,17 @@ Word = Annotated[str, StringConstraints(pattern=WORD_PATTERN, max_length=1024)]
 ObjectName = Annotated[str, StringConstraints(pattern=OBJECT_NAME_PATTERN, max_length=253)]
 
 
+#: How a model attends.
+Attention = Literal["mla", "gqa"]
+ATTENTION_KINDS: tuple[str, ...] = get_args(Attention)
+#: How the layers of a model keep KV.
+Layout = Literal["full", "sparse", "sliding", "chunked", "linear"]
+
+
 class Geometry(ApiModel):
     """Facts of the model that decide which parallel sizes are legal."""
 
-    attention: Literal["mla", "gqa"] = Field(
+    attention: Attention = Field(
         description="Attention kind: mla (one compressed KV head, as in DeepSeek) or gqa (multi-head, grouped and "
         "multi-query attention; kvHeads tells them apart)."
     )
@@ -57,6 +65,12 @@ class Geometry(ApiModel):
     )
     max_model_len: Annotated[int, Field(ge=1, le=MAX_MODEL_LEN)] | None = Field(
         default=None, description="Longest context the model supports, in tokens (max_position_embeddings)."
+    )
+    layout: Layout | None = Field(
+        default=None,
+        description="What the layers keep: full (every token on every layer), sparse (the same, with an indexer), "
+        "sliding or chunked (some layers a window only), linear (some layers a state instead). Absent: as the "
+        "catalogue says, else full.",
     )
 
 
@@ -98,14 +112,16 @@ class Accelerator(ApiModel):
 class KVConnector(ApiModel):
     """How KV cache travels from prefill to decode."""
 
-    type: Literal["mooncake"] = Field(
-        default="mooncake", description="Connector to run: mooncake is the bundled DCPMooncakeConnector."
+    type: Literal["mooncake", "mooncake-upstream", "nixl"] = Field(
+        default="mooncake",
+        description="Connector to run: mooncake is the bundled DCPMooncakeConnector, mooncake-upstream vLLM's own "
+        "MooncakeConnector, nixl vLLM's NixlConnector. Each takes other pairs of sizes (rule connector-takes-pair).",
     )
     protocol: Literal["rdma", "tcp"] = Field(default="rdma", description="Transport of the KV bytes: rdma or tcp.")
     delivery: Literal["Inject", "Image"] = Field(
         default="Inject",
-        description="How the connector reaches the engine: Inject copies it into a stock vLLM image with an init "
-        "container; Image expects it to be installed in the image already.",
+        description="How the bundled connector reaches the engine: Inject copies it into a stock vLLM image with an "
+        "init container; Image expects it to be installed in the image already. The others are part of vLLM.",
     )
     load_failure_policy: Literal["recompute", "fail"] = Field(
         default="recompute",
@@ -114,8 +130,8 @@ class KVConnector(ApiModel):
     )
     extra_config: dict[str, Any] = Field(
         default_factory=dict,
-        description="Further options of the connector, in its own words (kv_connector_extra_config); an unknown key is "
-        "refused.",
+        description="Further options of the connector, in its own words (kv_connector_extra_config). An unknown key "
+        "is refused by the bundled connector and a warning with the others.",
     )
 
 
@@ -124,10 +140,14 @@ class Parallelism(ApiModel):
 
     tensor: ParallelSize = Field(default=1, description="Tensor parallel size (--tensor-parallel-size).")
     pipeline: ParallelSize = Field(
-        default=1, description="Pipeline parallel size (--pipeline-parallel-size); 1 with this version's connector."
+        default=1,
+        description="Pipeline parallel size (--pipeline-parallel-size). Which sizes a connector takes: rule "
+        "connector-takes-pair.",
     )
     data: ParallelSize = Field(
-        default=1, description="Data parallel size (--data-parallel-size); 1 with this version's connector."
+        default=1,
+        description="Data parallel size (--data-parallel-size). Which sizes a connector takes: rule "
+        "connector-takes-pair.",
     )
     data_local: ParallelSize | None = Field(
         default=None,
@@ -144,7 +164,8 @@ class Parallelism(ApiModel):
     )
     prefill_context: ParallelSize = Field(
         default=1,
-        description="Prefill context parallel size (--prefill-context-parallel-size); 1 with this version's connector.",
+        description="Prefill context parallel size (--prefill-context-parallel-size). Which sizes a connector takes: "
+        "rule connector-takes-pair.",
     )
 
 
@@ -166,6 +187,9 @@ class RoleSpec(ApiModel):
     scaling: Scaling | None = Field(
         default=None,
         description="Leave the replica count to an autoscaler, within these bounds. Never together with replicas.",
+    )
+    image: Word | None = Field(
+        default=None, description="Engine image of this role alone; spec.image if absent. Both of one vLLM version."
     )
     parallelism: Parallelism = Field(default_factory=Parallelism, description="Parallel sizes of one engine.")
     block_size: BlockSize = Field(default=64, description="Tokens in one KV-cache block of one rank (--block-size).")
@@ -209,6 +233,17 @@ class Router(ApiModel):
     )
 
 
+class Ratio(ApiModel):
+    """Bounds on the number of prefill engines for each decode engine."""
+
+    min: Annotated[str, StringConstraints(pattern=RATIO_PATTERN)] | None = Field(
+        default=None, description="Fewest prefill engines per decode engine, as PREFILL:DECODE, such as 1:4."
+    )
+    max: Annotated[str, StringConstraints(pattern=RATIO_PATTERN)] | None = Field(
+        default=None, description="Most prefill engines per decode engine, as PREFILL:DECODE, such as 2:1."
+    )
+
+
 class RolloutStrategy(ApiModel):
     """How the pods of a revision replace one another."""
 
@@ -228,7 +263,7 @@ class Spec(ApiModel):
     """What a DCPDisaggDeployment runs."""
 
     model: Model = Field(description="The model that both roles serve.")
-    image: Word = Field(description="Engine image of both roles, such as vllm/vllm-openai:v0.33.0.")
+    image: Word = Field(description="Engine image of the roles, such as vllm/vllm-openai:v0.33.0.")
     accelerator: Accelerator = Field(
         default_factory=Accelerator, description="The device that engine ranks run on; nvidia.com/gpu by default."
     )
@@ -237,6 +272,11 @@ class Spec(ApiModel):
     )
     prefill: RoleSpec = Field(description="Engines that compute prompts.")
     decode: RoleSpec = Field(description="Engines that generate tokens from the prompts' KV cache.")
+    ratio: Ratio | None = Field(
+        default=None,
+        description="Bounds on prefill engines per decode engine. Admission refuses replicas and scaling bounds that "
+        "can't meet them.",
+    )
     router: Router = Field(default_factory=Router, description="The request router in front of both roles.")
     rollout_strategy: RolloutStrategy = Field(
         default_factory=RolloutStrategy, description="How the pods of a revision replace one another."

@@ -5,49 +5,27 @@ per element in the form `--flag=value`, so that `kubectl describe` shows a line 
 """
 
 import json
-import math
-from typing import Any, Final
 
-from dcp_connector.config import ConnectorConfig, kv_transfer_config
 from dcp_operator.api.spec import Spec
 from dcp_operator.build.model_source import model_source
+from dcp_operator.build.wiring import transfer_config
+from dcp_operator.connectors import API_PORT
 from dcp_operator.settings import DRAIN_TIMEOUT_S, EngineSettings, Role, resolve_role, role_spec
-
-#: What an engine may need beyond drain and lease to end its processes, in seconds.
-EXIT_MARGIN_S: Final = 30
-
-#: Infinity is a number to YAML and to the connector, but not a grace period.
-_MAX_LEASE_S: Final = 1e9
-
-_KV_ROLE: Final[dict[Role, Any]] = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
-
-
-def connector_config(spec: Spec) -> ConnectorConfig:
-    """Return the connector's options, the same for both roles.
-
-    Raises pydantic.ValidationError for an extraConfig that the connector doesn't take; the rules say so in words first.
-    """
-    return ConnectorConfig.model_validate(
-        {**spec.kv_connector.extra_config, "mooncake_protocol": spec.kv_connector.protocol}
-    )
-
-
-def termination_grace_s(config: ConnectorConfig) -> int:
-    """Return the grace period of an engine pod, in seconds: requests end, then held KV is fetched or expires."""
-    return DRAIN_TIMEOUT_S + math.ceil(min(config.lease_s, _MAX_LEASE_S)) + EXIT_MARGIN_S
 
 
 def engine_args(name: str, spec: Spec, role: Role) -> list[str]:
-    """Return the arguments of one role's engine; `name` is the object's, for the served model name."""
+    """Return the arguments of one role's engine; `name` is the object's, for the served model name.
+
+    Raises pydantic.ValidationError for an extraConfig that the connector doesn't take; the rules say so in words first.
+    """
     settings = resolve_role(spec, role)
-    config = connector_config(spec)
     source = model_source(spec.model)
-    transfer = kv_transfer_config(_KV_ROLE[role], config, load_failure_policy=spec.kv_connector.load_failure_policy)
+    transfer = transfer_config(spec, role)
     flags: list[tuple[str, str | int | None]] = [
         ("--model", source.reference),
         ("--revision", source.revision),
         ("--served-model-name", spec.model.served_name or name),
-        ("--port", config.api_port),
+        ("--port", API_PORT),
         *_sizes(settings),
         ("--block-size", settings.block_size),
         ("--dtype", settings.dtype),

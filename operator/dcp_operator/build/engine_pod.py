@@ -6,13 +6,22 @@ typed fields say and what the two roles and the router rely on; everything else 
 
 from typing import Any
 
-from dcp_connector.config import SECRET_FILE_ENV, ConnectorConfig
 from dcp_operator import names
 from dcp_operator.api.spec import CPU
-from dcp_operator.build.engine_args import connector_config, engine_args, termination_grace_s
+from dcp_operator.build.engine_args import engine_args
 from dcp_operator.build.merge import Manifest, TemplateError, merge, named_list, part, readable
 from dcp_operator.build.model_source import ModelSource, model_source
 from dcp_operator.build.objects import Context
+from dcp_operator.build.wiring import (
+    default_env,
+    is_injected,
+    owned_env,
+    profile_of,
+    ready_probe,
+    side_ports,
+    termination_grace_s,
+)
+from dcp_operator.connectors import API_PORT
 from dcp_operator.settings import Role, resolve_role, role_spec
 
 _COMMAND = ("python3", "-m", "vllm.entrypoints.openai.api_server")
@@ -29,13 +38,12 @@ def engine_pod_template(context: Context, role: Role) -> Manifest:
     """
     user = role_spec(context.spec, role).template
     path = f"spec.{role}.template"
-    config = connector_config(context.spec)
     source = model_source(context.spec.model)
-    merged = merge(_defaults(context, config, source), user, path)
-    result = merge(merged, _owned(context, role, config, source, _user_pythonpath(user, path)), path)
+    merged = merge(_defaults(context, role, source), user, path)
+    result = merge(merged, _owned(context, role, source, _user_pythonpath(user, path)), path)
     # Variables can refer to earlier ones only: the operator's come first, so that the user's can use them.
     main = result["spec"]["containers"][0]
-    ours = {element["name"] for element in _owned_env(context, config, source, None)}
+    ours = {element["name"] for element in _owned_env(context, source, None)}
     main["env"] = sorted(main["env"], key=lambda element: element["name"] not in ours)
     result["spec"]["containers"][0] = readable(main)
     return result
@@ -57,9 +65,10 @@ def restricted(*, uid: int | None = None) -> Manifest:
 OPERATOR_UID = 65532
 
 
-def _defaults(context: Context, config: ConnectorConfig, source: ModelSource) -> Manifest:
+def _defaults(context: Context, role: Role, source: ModelSource) -> Manifest:
     """Return what the user's template may change."""
     security = restricted()
+    ready = ready_probe(context.spec, role)
     if context.spec.kv_connector.protocol == "rdma":
         # Registering memory for RDMA pins it, which the default limit on locked memory forbids.
         security["capabilities"]["add"] = ["IPC_LOCK"]
@@ -67,18 +76,16 @@ def _defaults(context: Context, config: ConnectorConfig, source: ModelSource) ->
         "name": names.CONTAINER_MAIN,
         "command": list(_COMMAND),
         "imagePullPolicy": "IfNotPresent",
-        "env": list(source.default_env),
+        "env": [*source.default_env, *default_env(context.spec)],
         "securityContext": security,
         "startupProbe": _probe(
-            "/readyz",
-            names.PORT_NAME_BOOTSTRAP,
+            ready.path,
+            ready.port_name,
             periodSeconds=_STARTUP_PERIOD_S,
             failureThreshold=_STARTUP_FAILURES,
             timeoutSeconds=3,
         ),
-        "readinessProbe": _probe(
-            "/readyz", names.PORT_NAME_BOOTSTRAP, periodSeconds=5, failureThreshold=2, timeoutSeconds=3
-        ),
+        "readinessProbe": _probe(ready.path, ready.port_name, periodSeconds=5, failureThreshold=2, timeoutSeconds=3),
         "livenessProbe": _probe(
             "/health", names.PORT_NAME_HTTP, periodSeconds=10, failureThreshold=6, timeoutSeconds=10
         ),
@@ -89,7 +96,7 @@ def _defaults(context: Context, config: ConnectorConfig, source: ModelSource) ->
         "metadata": {},
         "spec": {
             "automountServiceAccountToken": False,
-            "terminationGracePeriodSeconds": termination_grace_s(config),
+            "terminationGracePeriodSeconds": termination_grace_s(context.spec),
             "containers": [main],
             # The ranks of an engine exchange tensors through shared memory; the runtime's 64 MiB are too little.
             "volumes": [{"name": names.VOLUME_SHM, "emptyDir": {"medium": "Memory"}}],
@@ -97,32 +104,25 @@ def _defaults(context: Context, config: ConnectorConfig, source: ModelSource) ->
     }
 
 
-def _owned(
-    context: Context, role: Role, config: ConnectorConfig, source: ModelSource, user_pythonpath: str | None
-) -> Manifest:
+def _owned(context: Context, role: Role, source: ModelSource, user_pythonpath: str | None) -> Manifest:
     """Return what wins over the user's template."""
-    spec = context.spec
+    spec, profile = context.spec, profile_of(context.spec)
+    ports: list[Manifest] = [
+        {"name": name, "containerPort": port, "protocol": "TCP"}
+        for name, port in ((names.PORT_NAME_HTTP, API_PORT), *side_ports(spec, role))
+    ]
     main: Manifest = {
         "name": names.CONTAINER_MAIN,
-        "image": spec.image,
+        "image": role_spec(spec, role).image or spec.image,
         "args": engine_args(context.name, spec, role),
-        "ports": [
-            {"name": names.PORT_NAME_HTTP, "containerPort": config.api_port, "protocol": "TCP"},
-            {"name": names.PORT_NAME_BOOTSTRAP, "containerPort": config.bootstrap_port, "protocol": "TCP"},
-        ],
-        "env": _owned_env(context, config, source, user_pythonpath),
-        "volumeMounts": [{"name": names.VOLUME_KEY, "mountPath": names.PATH_KEY, "readOnly": True}],
+        "ports": ports,
+        "env": _owned_env(context, source, user_pythonpath),
+        "volumeMounts": [],
     }
-    volumes: list[Manifest] = [
-        {
-            "name": names.VOLUME_KEY,
-            "secret": {
-                "secretName": names.key_secret(context.name),
-                "items": [{"key": names.SECRET_KEY, "path": names.SECRET_KEY}],
-                "defaultMode": 0o444,
-            },
-        }
-    ]
+    volumes: list[Manifest] = []
+    if profile.bundled:
+        main["volumeMounts"].append({"name": names.VOLUME_KEY, "mountPath": names.PATH_KEY, "readOnly": True})
+        volumes.append(_key_volume(context))
     pod: Manifest = {"containers": [main], "volumes": volumes}
     accelerators = resolve_role(spec, role).accelerators_per_pod
     if spec.accelerator.resource_name != CPU:
@@ -132,7 +132,7 @@ def _owned(
     if source.volume is not None:
         volumes.append(source.volume)
         main["volumeMounts"].append({"name": names.VOLUME_MODEL, "mountPath": names.PATH_MODELS, "readOnly": True})
-    if spec.kv_connector.delivery == "Inject":
+    if is_injected(spec):
         pod["initContainers"] = [_connector_container(context)]
         volumes.append({"name": names.VOLUME_CONNECTOR, "emptyDir": {}})
         main["volumeMounts"].append(
@@ -141,23 +141,27 @@ def _owned(
     return {"metadata": _pod_metadata(context, role), "spec": pod}
 
 
+def _key_volume(context: Context) -> Manifest:
+    return {
+        "name": names.VOLUME_KEY,
+        "secret": {
+            "secretName": names.key_secret(context.name),
+            "items": [{"key": names.SECRET_KEY, "path": names.SECRET_KEY}],
+            "defaultMode": 0o444,
+        },
+    }
+
+
 def _pod_metadata(context: Context, role: Role) -> Manifest:
     result: Manifest = {"labels": names.labels(context.name, role)}
-    if context.kv_key is not None:
+    if context.kv_key is not None and profile_of(context.spec).bundled:
         result["annotations"] = {names.ANNOTATION_KEY: names.key_fingerprint(context.kv_key)}
     return result
 
 
-def _owned_env(
-    context: Context, config: ConnectorConfig, source: ModelSource, user_pythonpath: str | None
-) -> list[dict[str, Any]]:
-    env: list[dict[str, Any]] = [
-        {"name": "VLLM_HOST_IP", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}},
-        {"name": SECRET_FILE_ENV, "value": f"{names.PATH_KEY}/{names.SECRET_KEY}"},
-        {"name": "VLLM_MOONCAKE_BOOTSTRAP_PORT", "value": str(config.bootstrap_port)},
-        *source.env,
-    ]
-    if context.spec.kv_connector.delivery == "Inject":
+def _owned_env(context: Context, source: ModelSource, user_pythonpath: str | None) -> list[dict[str, Any]]:
+    env: list[dict[str, Any]] = [*owned_env(context.spec), *source.env]
+    if is_injected(context.spec):
         folders = [names.PATH_CONNECTOR, *([user_pythonpath] if user_pythonpath else [])]
         env.append({"name": _PYTHONPATH, "value": ":".join(folders)})
     return env

@@ -1,15 +1,16 @@
 """Pod template of the request router, vllm-router 0.1.17.
 
 Its serial flow ("nixl") is the one that works with Kubernetes discovery: prefill's answer carries everything that
-decode needs. The selectors name the revision, so a router never pairs engines of two revisions.
+decode needs. Connectors that need another flow are refused together with routers (rule router-drives-connector).
+The selectors name the revision, so a router never pairs engines of two revisions.
 """
 
-from dcp_connector.config import ConnectorConfig
 from dcp_operator import names
-from dcp_operator.build.engine_args import connector_config
 from dcp_operator.build.engine_pod import OPERATOR_UID, restricted
 from dcp_operator.build.merge import Manifest, merge, readable
 from dcp_operator.build.objects import Context
+from dcp_operator.build.wiring import profile_of
+from dcp_operator.connectors import API_PORT, Profile
 from dcp_operator.settings import Role
 
 _GRACE_S = 60
@@ -25,8 +26,8 @@ def router_pod_template(context: Context, revision: str) -> Manifest:
     return result
 
 
-def router_args(name: str, namespace: str, revision: str, config: ConnectorConfig) -> list[str]:
-    """Return the router's arguments."""
+def router_args(name: str, namespace: str, revision: str, profile: Profile) -> list[str]:
+    """Return the router's arguments for the engines of one revision and their connector."""
 
     def pairs(role: Role) -> list[str]:
         return [f"{key}={value}" for key, value in sorted(names.selector(name, role, revision).items())]
@@ -35,9 +36,9 @@ def router_args(name: str, namespace: str, revision: str, config: ConnectorConfi
         "--host=0.0.0.0",
         f"--port={names.PORT_ROUTER}",
         "--vllm-pd-disaggregation",
-        "--kv-connector=nixl",
+        f"--kv-connector={profile.router_flow}",
         "--service-discovery",
-        f"--service-discovery-port={config.api_port}",
+        f"--service-discovery-port={API_PORT}",
         f"--service-discovery-namespace={namespace}",
         "--prefill-selector",
         *pairs(Role.PREFILL),
@@ -81,7 +82,7 @@ def _owned(context: Context, revision: str) -> Manifest:
         "name": names.CONTAINER_MAIN,
         "image": context.operator_image,
         "imagePullPolicy": context.pull_policy,
-        "args": router_args(context.name, context.namespace, revision, connector_config(context.spec)),
+        "args": router_args(context.name, context.namespace, revision, profile_of(context.spec)),
         "ports": [
             {"name": names.PORT_NAME_HTTP, "containerPort": names.PORT_ROUTER, "protocol": "TCP"},
             {"name": names.PORT_NAME_METRICS, "containerPort": names.PORT_ROUTER_METRICS, "protocol": "TCP"},

@@ -1,8 +1,8 @@
-"""From `-f` arguments to the documents in them, with the place where each was found."""
+"""From files and stdin to the documents in them, with the place where each was found."""
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,10 +16,16 @@ _SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One DCPDisaggDeployment of a file; `file` is `-` for stdin."""
+    """One DCPDisaggDeployment of a file; `file` is `-` for stdin.
+
+    `number` counts the documents of the file from 0, others among them; `item` is the position in a list of objects,
+    as kubectl prints it, None outside of one.
+    """
 
     file: str
     body: dict[str, Any]
+    number: int = 0
+    item: int | None = None
 
     def metadata(self, field: str) -> str:
         """Return a string of the document's metadata; empty where there is none."""
@@ -42,6 +48,8 @@ class Contents:
     documents: tuple[Document, ...]
     others: tuple[str, ...]
     unreadable: tuple[str, ...]
+    #: The text of every file that was read, by its name: for who wants to point at a line.
+    texts: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
 
 
 def read_files(arguments: Sequence[str]) -> Contents:
@@ -49,6 +57,7 @@ def read_files(arguments: Sequence[str]) -> Contents:
     documents: list[Document] = []
     others: list[str] = []
     unreadable: list[str] = []
+    texts: dict[str, str] = {}
     for argument in arguments:
         try:
             files = _files(argument)
@@ -57,10 +66,11 @@ def read_files(arguments: Sequence[str]) -> Contents:
             continue
         for file in files:
             try:
-                _sort_out(file, _text(file), documents, others)
+                texts[file] = _text(file)
+                _sort_out(file, texts[file], documents, others)
             except CliError as error:
                 unreadable.append(str(error))
-    return Contents(tuple(documents), tuple(others), tuple(unreadable))
+    return Contents(tuple(documents), tuple(others), tuple(unreadable), texts)
 
 
 def _files(argument: str) -> list[str]:
@@ -92,10 +102,10 @@ def _read(path: Path) -> bytes:
 
 def _sort_out(name: str, text: str, documents: list[Document], others: list[str]) -> None:
     try:
-        for body in read_documents(text):
-            for item in _items(body):
+        for number, body in enumerate(read_documents(text)):
+            for position, item in _items(body):
                 if is_ours(item):
-                    documents.append(Document(name, item))
+                    documents.append(Document(name, item, number, position))
                 elif isinstance(item, dict):
                     kind = cast("dict[str, Any]", item).get("kind")
                     others.append(f"{name}: {kind}" if isinstance(kind, str) else f"{name}: an object without a kind")
@@ -105,11 +115,12 @@ def _sort_out(name: str, text: str, documents: list[Document], others: list[str]
         raise CliError(f"{name}: {error}") from error
 
 
-def _items(body: Any) -> list[Any]:
-    """Return the objects of a list, as `kubectl get -o yaml` prints it, or the document itself."""
+def _items(body: Any) -> Iterator[tuple[int | None, Any]]:
+    """Yield the objects of a list, as `kubectl get -o yaml` prints it, each with its position, or the document."""
     if isinstance(body, dict):
         fields = cast("dict[str, Any]", body)
         items = fields.get("items")
         if isinstance(items, list) and str(fields.get("kind")).endswith("List"):
-            return cast("list[Any]", items)
-    return [body]
+            yield from enumerate(cast("list[Any]", items))
+            return
+    yield None, body

@@ -6,7 +6,8 @@ from dcp_operator.api.load import load
 from dcp_operator.build import render
 from dcp_operator.cli.documents import Document, read_files
 from dcp_operator.cli.problems import EXIT_UNREADABLE, CliError, Outcome
-from dcp_operator.cli.validate import exit_code, notes, text_lines
+from dcp_operator.cli.reports import text_lines
+from dcp_operator.cli.validate import exit_code, notes
 from dcp_operator.cli.version import version
 from dcp_operator.cli.yaml_io import write_document
 from dcp_operator.rules import Report, check_body

@@ -1,27 +1,46 @@
 """`dcpctl validate`: the admission rules, offline."""
 
-import json
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from dcp_operator.api.findings import Finding
-from dcp_operator.cli.documents import Contents, Document, read_files
-from dcp_operator.cli.problems import EXIT_ALLOWED, EXIT_REFUSED, EXIT_UNREADABLE, Outcome
+from dcp_operator.catalogue import Catalogue
+from dcp_operator.cli.documents import Contents, read_files
+from dcp_operator.cli.problems import EXIT_ALLOWED, EXIT_REFUSED, EXIT_UNREADABLE, CliError, Outcome
+from dcp_operator.cli.reports import Judged, annotations, json_line, text_lines
 from dcp_operator.rules import Report, check_body
 
 
-def validate(files: Sequence[str], *, output: str) -> Outcome:
-    """Check every object of the files; the output is text, or with `json` one line of JSON per object."""
+def validate(
+    files: Sequence[str], *, output: str, suggest: bool = False, catalogue: Catalogue | None = None
+) -> Outcome:
+    """Check every object of the files, and print what was found, or with `suggest` what would be allowed.
+
+    Raises CliError for an output that suggestions can't be shown in.
+    """
     contents = read_files(files)
-    reports = [(document, check_body(document.body)) for document in contents.documents]
-    lines = [
-        line
-        for document, report in reports
-        for line in ([json_line(document, report)] if output == "json" else text_lines(document, report))
-    ]
-    return Outcome(
-        exit_code(contents, [report for _, report in reports]), "".join(f"{line}\n" for line in lines), notes(contents)
-    )
+    judged = [Judged(document, check_body(document.body, catalogue=catalogue)) for document in contents.documents]
+    code = exit_code(contents, [each.report for each in judged])
+    if suggest:
+        from dcp_operator.cli.suggest import suggested
+
+        return suggested(judged, output=output, catalogue=catalogue, code=code, notes=notes(contents))
+    return Outcome(code, _output(judged, contents, output), notes(contents))
+
+
+def _output(judged: Sequence[Judged], contents: Contents, output: str) -> str:
+    match output:
+        case "sarif":
+            from dcp_operator.cli.sarif import sarif_log
+
+            return sarif_log(judged, contents)
+        case "github":
+            lines = list(annotations(judged, contents))
+        case "json":
+            lines = [json_line(each) for each in judged]
+        case "text":
+            lines = [line for each in judged for line in text_lines(each.document, each.report)]
+        case _:
+            raise CliError(f"there is no output {output}")
+    return "".join(f"{line}\n" for line in lines)
 
 
 def exit_code(contents: Contents, reports: Sequence[Report]) -> int:
@@ -44,35 +63,3 @@ def notes(contents: Contents) -> tuple[str, ...]:
 
 def _count(number: int) -> str:
     return f"{number} object{'' if number == 1 else 's'}"
-
-
-def text_lines(document: Document, report: Report) -> Iterator[str]:
-    """Yield a headline and one line per finding."""
-    verdict = "allowed" if report.allowed else "refused"
-    counts = ", ".join(
-        f"{len(findings)} {word}{'' if len(findings) == 1 else 's'}"
-        for findings, word in ((report.violations, "error"), (report.warnings, "warning"))
-        if findings
-    )
-    yield f"{document.file}: {document.title} is {verdict}{f' ({counts})' if counts else ''}"
-    yield from (f"  error: {finding}" for finding in report.violations)
-    yield from (f"  warning: {finding}" for finding in report.warnings)
-
-
-def json_line(document: Document, report: Report) -> str:
-    """Return the verdict on one object as one line of JSON."""
-    return json.dumps(
-        {
-            "file": document.file,
-            "name": document.metadata("name"),
-            "namespace": document.metadata("namespace"),
-            "allowed": report.allowed,
-            "violations": [_json(finding) for finding in report.violations],
-            "warnings": [_json(finding) for finding in report.warnings],
-        },
-        ensure_ascii=False,
-    )
-
-
-def _json(finding: Finding) -> dict[str, Any]:
-    return {"rule": finding.rule, "path": finding.path, "message": finding.message}

@@ -63,7 +63,7 @@ OWNED: Final[dict[str, str]] = {
     "--data-parallel-multi-port-external-lb": _RANKS,
     "--data-parallel-supervisor-port": _RANKS,
     "--shutdown-timeout": "the pod's termination grace period is reckoned from the value that the operator sets",
-    "--config": "admission can't see what is in the file; state its arguments in extraArgs",
+    "--config": "vLLM reads the file when it starts, and admission can't see it; state its arguments in extraArgs",
 }
 
 #: Flags by which the operator names the model, from spec.model.

@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from dcp_operator.flags.convert import Value, convert
 from dcp_operator.flags.spelling import Token, rewrite
 from dcp_operator.flags.table import FlagSpec, FlagTable, known_flags
 
+#: Unknown flags for which the nearest known one is looked up; who has more has one mistake in all of them.
+_MOST_NEAREST = 4
 _NEGATIVE_NUMBER = re.compile(r"^-\d+$|^-\d*\.\d+$")
 
 
@@ -45,7 +48,12 @@ class Flag:
     spelling: str
     values: tuple[str, ...]
     negated: bool
-    kind: str
+    spec: FlagSpec
+
+    @property
+    def kind(self) -> str:
+        """The kind of its values; bool where it takes none."""
+        return self.spec.kind
 
     @property
     def value(self) -> str:
@@ -55,10 +63,11 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """All uses of flags in their order, and the arguments that can't be read."""
+    """All uses of flags in their order, the arguments that can't be read, and whose flags these are: "0.32 or 0.33"."""
 
     flags: tuple[Flag, ...]
     problems: tuple[Problem, ...]
+    vllm: str
 
     def last(self, name: str) -> Flag | None:
         """Return the use of a flag that counts: the last one, because each use overwrites the one before."""
@@ -77,8 +86,12 @@ class _Option:
 
 
 def read_arguments(arguments: Sequence[str], table: FlagTable | None = None) -> Reading:
-    """Read arguments as `python -m vllm.entrypoints.openai.api_server` does. Never fails."""
+    """Read arguments as `python -m vllm.entrypoints.openai.api_server` does. Never fails.
+
+    `table` holds the flags of the version that will read them, if it is known; without it those of all supported ones.
+    """
     known = table or known_flags()
+    unknown = 0
     rewritten = rewrite(arguments)
     problems = [Problem(ProblemKind.NEEDS_VALUE, index, arguments[index]) for index in rewritten.unreadable]
     flags: list[Flag] = []
@@ -94,7 +107,12 @@ def read_arguments(arguments: Sequence[str], table: FlagTable | None = None) -> 
         if item.spec is None:
             ambiguous = len(item.candidates) > 1
             kind = ProblemKind.AMBIGUOUS if ambiguous else ProblemKind.UNKNOWN
-            problems.append(Problem(kind, item.token.origin, item.token.text, item.candidates))
+            candidates = item.candidates
+            if not candidates and unknown < _MOST_NEAREST:
+                unknown += 1
+                near = known.nearest(item.spelling.partition("=")[0])
+                candidates = (near,) if near else ()
+            problems.append(Problem(kind, item.token.origin, item.token.text, candidates))
             # An unknown flag most likely takes the value behind it, which is no mistake of its own then.
             position += min(1, len(values)) if "=" not in item.token.text else 0
             continue
@@ -105,7 +123,18 @@ def read_arguments(arguments: Sequence[str], table: FlagTable | None = None) -> 
         flags.append(outcome)
         if item.explicit is None:
             position += len(outcome.values)
-    return Reading(tuple(flags), tuple(sorted(problems, key=lambda problem: problem.index)))
+    return Reading(tuple(flags), tuple(sorted(problems, key=lambda problem: problem.index)), known.vllm)
+
+
+def flag_value(flag: Flag) -> Value | bool:
+    """Return the value of a flag: a number for numbers, a bool for switches, the text otherwise.
+
+    Raises BadValueError for a value that vLLM would not take.
+    """
+    if flag.kind == "bool":
+        return not flag.negated
+    values = [convert(flag.spec, text) for text in flag.values]
+    return values[0] if len(values) == 1 else flag.value
 
 
 def _take(option: _Option, spec: FlagSpec, following: list[str], written: str) -> Flag | Problem:
@@ -130,15 +159,16 @@ def _take(option: _Option, spec: FlagSpec, following: list[str], written: str) -
         index=index,
         spelling=written.partition("=")[0],
         values=tuple(values),
-        negated=option.spelling.startswith("--no-") and f"--{option.spelling[5:]}" in spec.names,
-        kind=spec.kind,
+        negated=option.spelling in spec.off,
+        spec=spec,
     )
 
 
 def _plain_behind(items: list[Token | _Option], position: int) -> list[str]:
     """Return the run of arguments behind a position that are no flags."""
     values: list[str] = []
-    for item in items[position:]:
+    for index in range(position, len(items)):
+        item = items[index]
         if not isinstance(item, Token) or item.text == "--":
             break
         values.append(item.text)
@@ -162,16 +192,18 @@ def _classify(token: Token, known: FlagTable) -> Token | _Option:
         return _Option(token, known.by_name[spelling], spelling, explicit)
     if not candidates and (_NEGATIVE_NUMBER.match(text) or " " in text):
         return token
-    near = known.nearest(name)
-    spellings = tuple(spelling for spelling, _ in candidates) or ((near,) if near else ())
-    return _Option(token, None, text, None, spellings if candidates else spellings[:1])
+    return _Option(token, None, text, None, tuple(spelling for spelling, _ in candidates))
 
 
 def _abbreviations(text: str, name: str, explicit: str | None, known: FlagTable) -> list[tuple[str, str | None]]:
-    """Return every (spelling, explicit value) that a token may abbreviate (argparse's `_get_option_tuples`)."""
+    """Return every (spelling, explicit value) that a token may abbreviate (argparse's `_get_option_tuples`).
+
+    A short form with = may be abbreviated (`-pc=2`) since the patch releases of Python 3.12 of late 2024. vLLM's images
+    run a later one; an earlier one ends with such an argument.
+    """
+    found: list[tuple[str, str | None]] = [(spelling, explicit) for spelling in known.matching(name)]
     if text.startswith("--"):
-        return [(spelling, explicit) for spelling in known.matching(name)]
-    found: list[tuple[str, str | None]] = [(spelling, None) for spelling in known.matching(text)]
+        return found
     if text[:2] in known.by_name and text[:2] != text:
         found.append((text[:2], text[2:]))
     return found

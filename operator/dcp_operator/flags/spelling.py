@@ -10,6 +10,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
+from dcp_operator.flags.convert import BadValueError, size
+
 _NAME = re.compile(r"(?<=--)[^\.]*")
 #: Dotted keys deeper than this are no configuration of vLLM's.
 _MAX_DEPTH = 32
@@ -78,21 +80,39 @@ def _gather_dotted(tokens: list[Token]) -> Rewritten:
             name = name[:-1]
             value = json.dumps(value.split(","))
         flag, *keys = name.split(".")
+        try:
+            content = _nest(keys, _value(value))
+        except OverflowError:
+            unreadable.append(index)
+            continue
         first_index.setdefault(flag, index)
-        _merge(gathered.setdefault(flag, {}), _nest(keys, _value(value)))
+        _merge(gathered.setdefault(flag, {}), content)
     for flag, content in gathered.items():
         try:
-            plain += [Token(flag, first_index[flag]), Token(json.dumps(content), first_index[flag])]
-        except RecursionError:
+            text = json.dumps(content)
+        except (RecursionError, ValueError):
             unreadable.append(first_index[flag])
+        else:
+            plain += [Token(flag, first_index[flag]), Token(text, first_index[flag])]
     return Rewritten(tuple(plain), tuple(unreadable))
 
 
 def _value(text: str) -> Any:
+    """Return what a dotted key's value means: JSON, a size such as 80g, or the text itself.
+
+    Raises OverflowError where vLLM ends with an error of Python: too deep, or a number with thousands of digits.
+    """
     try:
         return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
+    except json.JSONDecodeError:
+        try:
+            return size(text)
+        except BadValueError as error:
+            if isinstance(error.__cause__, OverflowError):
+                raise OverflowError from error
+            return text
+    except (ValueError, RecursionError) as error:
+        raise OverflowError from error
 
 
 def _nest(keys: list[str], value: Any) -> dict[str, Any]:

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 
 from dcp_operator.api.findings import Severity, show
-from dcp_operator.flags import Flag, ProblemKind
+from dcp_operator.flags import Flag, ProblemKind, versions_with
 from dcp_operator.flags import Problem as ArgumentProblem
 from dcp_operator.flags.owned import DEPRECATED_INTERLEAVE, OWNED, TYPED
 from dcp_operator.rules.context import Context, Problem, RoleContext, Rule
+from dcp_operator.rules.removal import without_flag, without_item
 from dcp_operator.rules.values import BadValueError, flag_value, same_value, written
 
 _LISTED_CANDIDATES = 6
@@ -23,34 +24,44 @@ def extra_args_malformed(context: Context) -> Iterator[Problem]:
     for role in context.roles:
         for problem in role.arguments.problems:
             if problem.kind is not ProblemKind.UNKNOWN:
-                yield Problem(role.argument_path(problem.index), _unreadable(problem))
+                path = role.argument_path(problem.index)
+                yield Problem(path, _unreadable(problem), fixes=(without_item(role, problem.index),))
         for flag in role.arguments.flags:
             if flag.name not in OWNED:
                 try:
                     flag_value(flag)
                 except BadValueError as error:
                     yield Problem(
-                        role.argument_path(flag.index), f"{written(flag)} has the value {show(flag.value)}, {error}"
+                        role.argument_path(flag.index),
+                        f"{written(flag)} has the value {show(flag.value)}, {error}",
+                        fixes=(without_flag(role, flag),),
                     )
 
 
 def extra_args_unknown(context: Context) -> Iterator[Problem]:
     """vLLM knows every flag of extraArgs (a warning).
 
-    The flag is not among those of the vLLM version that this release was built for. Another version may know it; if
-    not, the engine ends at start-up.
+    The flag is not among those of the vLLM version that the image's tag names, or of any supported one where it names
+    none. The engine ends at start-up, unless the image brings a flag of its own; so this is a warning.
 
     Correct the spelling; the message names the flag that looks most like it.
     """
     for role in context.roles:
         for problem in role.arguments.problems:
             if problem.kind is ProblemKind.UNKNOWN:
-                hint = f"; did you mean {problem.candidates[0]}?" if problem.candidates else ""
                 yield Problem(
                     role.argument_path(problem.index),
-                    f"{show(problem.text)} is no flag of the vLLM version that is known here{hint}",
+                    f"{show(problem.text)} is no flag of vLLM {role.arguments.vllm}{_hint(problem)}",
                     Severity.WARNING,
                 )
+
+
+def _hint(problem: ArgumentProblem) -> str:
+    """Return what is known of an unknown flag: the versions that have it, or the flag that looks most like it."""
+    others = versions_with(problem.text.partition("=")[0].replace("_", "-"))
+    if others:
+        return f", but of {' and '.join(others)}"
+    return f"; did you mean {problem.candidates[0]}?" if problem.candidates else ""
 
 
 def connector_args(context: Context) -> Iterator[Problem]:
@@ -67,6 +78,7 @@ def connector_args(context: Context) -> Iterator[Problem]:
                 yield Problem(
                     role.argument_path(flag.index),
                     f"{written(flag)} belongs to the operator, because {reason}; remove it",
+                    fixes=(without_flag(role, flag),),
                 )
 
 
@@ -85,6 +97,7 @@ def interleave_deprecated_flag(context: Context) -> Iterator[Problem]:
                     role.argument_path(flag.index),
                     f"{written(flag)} {flag.value} is deprecated and means different things with and without KV "
                     f"transfer; remove it and set {role.path}.kvCacheInterleaveSize",
+                    fixes=(without_flag(role, flag),),
                 )
 
 
@@ -117,6 +130,7 @@ def _contradiction(context: Context, role: RoleContext, flag: Flag, field: str) 
         role.argument_path(flag.index),
         f"{written(flag, full=True)} says {show(said)}, but {role.path}.{field} is {show(stated)}{origin}; remove the "
         f"argument, or set the field to {show(said)}",
+        fixes=(without_flag(role, flag),),
     )
 
 
@@ -160,6 +174,7 @@ def _served_name(context: Context, role: RoleContext) -> Iterator[Problem]:
             role.argument_path(flag.index),
             f"{written(flag)} says {show(flag.value)}, but spec.model.servedName is {show(wanted)}; remove the argument"
             f"{hint}",
+            fixes=(without_flag(role, flag),),
         )
 
 
@@ -186,7 +201,7 @@ def _unreadable(problem: ArgumentProblem) -> str:
 RULES = (
     Rule("extra-args-malformed", extra_args_malformed),
     Rule("extra-args-unknown", extra_args_unknown),
-    Rule("connector-args", connector_args),
-    Rule("interleave-deprecated-flag", interleave_deprecated_flag),
-    Rule("extra-args-contradict", extra_args_contradict),
+    Rule("connector-args", connector_args, sources=("kthena #1453", "kserve #5987")),
+    Rule("interleave-deprecated-flag", interleave_deprecated_flag, sources=("vLLM config/vllm.py",)),
+    Rule("extra-args-contradict", extra_args_contradict, sources=("the golden files of kthena, with TP 16 beside 2",)),
 )

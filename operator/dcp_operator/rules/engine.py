@@ -1,6 +1,6 @@
 """The rule engine: one list of rules for the webhook, the reconciler and `dcpctl`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
@@ -8,21 +8,39 @@ from typing import Any, Final
 from dcp_operator.api.findings import SCHEMA_RULE, Finding, Severity
 from dcp_operator.api.load import load
 from dcp_operator.api.objects import DCPDisaggDeployment
-from dcp_operator.rules import arguments, connector, model, naming, pair, parallelism, scaling, template
-from dcp_operator.rules.context import Rule, build_context
+from dcp_operator.catalogue import Catalogue
+from dcp_operator.rules import (
+    arguments,
+    attention,
+    connector,
+    formats,
+    images,
+    model,
+    naming,
+    pair,
+    parallelism,
+    scaling,
+    template,
+    transfer,
+)
+from dcp_operator.rules.context import Context, Problem, Rule, build_context
+from dcp_operator.rules.nearest import Nearest
 
 #: All rules, in the order in which findings are reported.
 RULES: Final[tuple[Rule, ...]] = (
     *naming.RULES,
     *model.RULES,
     *parallelism.RULES,
+    *attention.RULES,
+    *formats.RULES,
     *pair.RULES,
+    *images.RULES,
+    *transfer.RULES,
     *connector.RULES,
     *scaling.RULES,
     *arguments.RULES,
     *template.RULES,
 )
-
 
 #: Findings of one rule that are reported: who has more must begin somewhere, and garbage must not take its time.
 _MOST_FINDINGS: Final = 100
@@ -30,10 +48,15 @@ _MOST_FINDINGS: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that was found in one object: errors refuse it, warnings don't."""
+    """Everything that was found in one object: errors refuse it, warnings don't.
+
+    `inherited` are errors that the object had before an update which left alone what they are about: they don't refuse
+    the update.
+    """
 
     violations: tuple[Finding, ...] = ()
     warnings: tuple[Finding, ...] = ()
+    inherited: tuple[Finding, ...] = ()
 
     @property
     def allowed(self) -> bool:
@@ -41,20 +64,52 @@ class Report:
         return not self.violations
 
 
-def check(obj: DCPDisaggDeployment, *, old: DCPDisaggDeployment | None = None) -> Report:
+def check(
+    obj: DCPDisaggDeployment, *, old: DCPDisaggDeployment | None = None, catalogue: Catalogue | None = None
+) -> Report:
     """Run all rules on an object and return all findings, in a stable order. Never fails.
 
-    On an update `obj` is the whole new object, with every field that the update left alone; `old` is the object before
-    it. No rule looks at `old` yet: whatever changed, the result must be right as a whole.
+    On an update `obj` is the whole new object, whatever changed, and `old` the object before it. An error that `old`
+    has too, of the same rule, on the same field and in the same words, is inherited. A message holds every value that
+    its rule has read, so equal words mean that the update has left all of them alone.
     """
-    del old
-    return _report(_findings(obj))
+    context = build_context(obj, catalogue)
+    found = problems_of(context)
+    before = set(map(_identity, problems_of(build_context(old, catalogue)))) if old is not None else set[_Identity]()
+    errors = [(rule, problem) for rule, problem in found if problem.severity is Severity.ERROR]
+    nearest = Nearest(context, RULES, frozenset((rule.id, problem.path) for rule, problem in errors))
+    violations: list[Finding] = []
+    inherited: list[Finding] = []
+    for rule, problem in errors:
+        message = problem.message + nearest.words(rule, problem)
+        known = _identity((rule, problem)) in before
+        (inherited if known else violations).append(Finding(rule.id, problem.path, message))
+    warnings = tuple(
+        Finding(rule.id, problem.path, problem.message, Severity.WARNING)
+        for rule, problem in found
+        if problem.severity is Severity.WARNING
+    )
+    return Report(tuple(violations), warnings, tuple(inherited))
 
 
-def check_body(body: Mapping[str, Any]) -> Report:
+def check_body(
+    body: Mapping[str, Any], *, old: Mapping[str, Any] | None = None, catalogue: Catalogue | None = None
+) -> Report:
     """Check a parsed document: its schema first, and the rules once it has one. Never fails."""
-    loaded = load(body)
-    return check(loaded.obj) if loaded.obj is not None else _report(iter(loaded.findings))
+    loaded, before = load(body), load(old) if old is not None else None
+    if loaded.obj is not None:
+        return check(loaded.obj, old=before.obj if before else None, catalogue=catalogue)
+    known = set(before.findings) if before else set[Finding]()
+    return Report(
+        tuple(finding for finding in loaded.findings if finding not in known),
+        (),
+        tuple(finding for finding in loaded.findings if finding in known),
+    )
+
+
+def problems_of(context: Context) -> list[tuple[Rule, Problem]]:
+    """Return everything that the rules find, in the order of the rules."""
+    return [(rule, problem) for rule in RULES for problem in islice(rule.check(context), _MOST_FINDINGS)]
 
 
 def explain(rule_id: str) -> str | None:
@@ -69,19 +124,12 @@ def rule_ids() -> list[str]:
     return [SCHEMA_RULE, *(rule.id for rule in RULES)]
 
 
-def _findings(obj: DCPDisaggDeployment) -> Iterator[Finding]:
-    context = build_context(obj)
-    for rule in RULES:
-        for problem in islice(rule.check(context), _MOST_FINDINGS):
-            yield Finding(rule.id, problem.path, problem.message, problem.severity)
+_Identity = tuple[str, str, str]
 
 
-def _report(findings: Iterator[Finding]) -> Report:
-    everything = tuple(findings)
-    return Report(
-        violations=tuple(each for each in everything if each.severity is Severity.ERROR),
-        warnings=tuple(each for each in everything if each.severity is Severity.WARNING),
-    )
+def _identity(found: tuple[Rule, Problem]) -> _Identity:
+    rule, problem = found
+    return rule.id, problem.path, problem.message
 
 
 _SCHEMA_EXPLANATION = """\

@@ -5,8 +5,11 @@ from collections.abc import Iterator
 
 from dcp_operator.api.findings import Severity, show
 from dcp_operator.rules.context import Context, Problem, Rule
+from dcp_operator.rules.edits import REMOVED, Fix
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)?")
+#: The rules with `needs_model`; a test holds the two together.
+NEED_MODEL = "heads-divide-tp, gqa-dcp-replicas, dcp-advice, dcp-full-attention-only, part of connector-takes-pair"
 _CLAIM = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 
 
@@ -28,28 +31,29 @@ def model_uri(context: Context) -> Iterator[Problem]:
         if not _CLAIM.fullmatch(claim):
             yield Problem(path, f"{show(claim)} is no name of a PersistentVolumeClaim; write pvc://CLAIM/FOLDER")
         if ".." in folder.split("/"):
-            yield Problem(path, f"the folder {show(folder)} leaves the volume; write it without ..")
+            yield Problem(path, f'the folder {show(folder)} leaves the volume; write it without ".." in it')
     if model.revision is not None and scheme != "hf":
         yield Problem(
             "spec.model.revision",
             f"{show(model.revision)} with spec.model.uri {show(model.uri)}: only hf:// models have "
             "revisions; remove it",
+            fixes=(Fix("spec.model.revision", REMOVED),),
         )
 
 
 def unknown_model(context: Context) -> Iterator[Problem]:
-    """The model's geometry is stated (a warning).
+    """The model's geometry is stated, or in the catalogue (a warning).
 
-    Which sizes a model allows depends on its heads. While they are unknown those rules can't be checked, and the
-    condition ConfigCompatible stays Unknown.
+    Which sizes a model allows depends on its heads and layers. While they are unknown, the rules that the message names
+    can't be checked, and the condition ConfigCompatible stays Unknown.
 
-    State spec.model.geometry; the numbers are in the model's config.json.
+    State spec.model.geometry; the numbers are in the model's config.json. An installation can add models to the
+    catalogue.
     """
-    if context.geometry is None:
+    if context.facts is None:
         yield Problem(
             "spec.model.geometry",
-            "is not stated, so heads-divide-tp, gqa-dcp-replicas and dcp-advice were not checked; state attention, "
-            "attentionHeads, kvHeads and layers from the model's config.json",
+            f"is not stated and the catalogue lacks the model, so not checked: {NEED_MODEL}; state it from config.json",
             Severity.WARNING,
         )
 

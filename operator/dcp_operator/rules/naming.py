@@ -54,5 +54,5 @@ def name_valid(context: Context) -> Iterator[Problem]:
 
 RULES = (
     Rule("name-valid", name_valid),
-    Rule("name-length", name_length),
+    Rule("name-length", name_length, sources=("llm-d-deployer #11",)),
 )

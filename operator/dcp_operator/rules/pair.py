@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Iterator
 
+from dcp_operator.api import sentences
 from dcp_operator.api.findings import Severity, show
 from dcp_operator.flags import Flag
 from dcp_operator.flags.owned import MODEL, SAME_MODEL, SAME_NUMBERS
 from dcp_operator.rules.context import Context, Problem, RoleContext, Rule
+from dcp_operator.rules.edits import Fix
+from dcp_operator.rules.removal import without_flag
 from dcp_operator.rules.values import AUTO, BadValueError, dtype, flag_value, kv_cache_dtype, written
 
 
@@ -61,6 +64,7 @@ def _named_twice(context: Context, role: RoleContext, flag: Flag) -> Iterator[Pr
             role.argument_path(flag.index),
             f"{written(flag)} says {show(flag.value)}, but {field} {found}, and it is stated once for "
             f"both roles; remove the argument and set {field}",
+            fixes=(without_flag(role, flag),),
         )
 
 
@@ -85,12 +89,10 @@ def max_model_len(context: Context) -> Iterator[Problem]:
     if prefill is None or decode is None or prefill == decode:
         return
     if decode < prefill:
-        limit = context.geometry.max_model_len if context.geometry else None
-        raised = f"{prefill} here, or " if limit is None or prefill <= limit else ""
         yield Problem(
             decode_path,
-            f"{decode} is below {prefill_path} {prefill}, and decode must take every prompt that "
-            f"prefill takes; nearest that {'work' if raised else 'works'}: {raised}{decode} in {prefill_path}",
+            sentences.DECODE_TOO_SHORT.say(decode=decode, prefill=prefill),
+            fixes=(Fix(decode_path, prefill), Fix(prefill_path, decode)),
         )
     else:
         yield Problem(
@@ -103,12 +105,17 @@ def max_model_len(context: Context) -> Iterator[Problem]:
 
 def _beyond_model(context: Context) -> Iterator[Problem]:
     limit = context.geometry.max_model_len if context.geometry else None
+    # The catalogue has max_position_embeddings, and overrides of the model's configuration can go beyond it.
+    is_stated = context.facts is not None and context.facts.is_stated
     for role in context.roles:
         length = _length(role)
         if limit is not None and length is not None and length > limit:
+            path = f"{role.path}.maxModelLen"
             yield Problem(
-                f"{role.path}.maxModelLen",
-                f"{length} is above spec.model.geometry.maxModelLen {limit}; nearest that works: {limit}",
+                path,
+                f"{length} is above {context.model_path('maxModelLen')} {limit}",
+                Severity.ERROR if is_stated else Severity.WARNING,
+                (Fix(path, limit),),
             )
 
 
@@ -137,10 +144,11 @@ def _equal_formats(
     prefill, decode = stated(context.prefill), stated(context.decode)
     if normal(prefill) == normal(decode):
         return
+    here, there = f"spec.decode.{field}", f"spec.prefill.{field}"
     yield Problem(
-        f"spec.decode.{field}",
-        f"{decode or AUTO} differs from spec.prefill.{field} {prefill or AUTO}, and both must be the "
-        f"same; nearest that work: {prefill or AUTO} here, or {decode or AUTO} in spec.prefill.{field}",
+        here,
+        f"{decode or AUTO} differs from {there} {prefill or AUTO}, and both must be the same",
+        fixes=(Fix(here, prefill or AUTO), Fix(there, decode or AUTO)),
     )
 
 
@@ -155,6 +163,7 @@ def _equal_flags(context: Context, names: tuple[str, ...]) -> Iterator[Problem]:
             path,
             f"{name} is {_shown(decode)} in spec.decode.extraArgs and {_shown(prefill)} in spec.prefill.extraArgs, and "
             "both must be the same; state it alike on both roles, or on neither",
+            fixes=(without_flag(role, flag),) if flag else (),
         )
 
 
@@ -174,8 +183,8 @@ def _shown(flag: Flag | None) -> str:
 
 
 RULES = (
-    Rule("kv-dtype-equal", kv_dtype_equal),
-    Rule("dtype-equal", dtype_equal),
-    Rule("model-equal", model_equal),
+    Rule("kv-dtype-equal", kv_dtype_equal, sources=("vllm PR #29503",)),
+    Rule("dtype-equal", dtype_equal, sources=("vllm PR #29503",)),
+    Rule("model-equal", model_equal, sources=("llm-d #499",)),
     Rule("max-model-len", max_model_len),
 )

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 
+from dcp_operator.api import sentences
 from dcp_operator.api.findings import Severity
 from dcp_operator.api.spec import MAX_PARALLEL_SIZE, Geometry
 from dcp_operator.rules.context import Context, Problem, RoleContext, Rule
+from dcp_operator.rules.edits import REMOVED, Fix
 from dcp_operator.rules.geometry import (
     context_choices,
     context_fits_heads,
@@ -13,7 +15,7 @@ from dcp_operator.rules.geometry import (
     kv_heads,
     tensor_fits_heads,
 )
-from dcp_operator.rules.nearest import nearest, words
+from dcp_operator.rules.transfer import takes_pair
 
 
 def dcp_divides_tp(context: Context) -> Iterator[Problem]:
@@ -28,10 +30,11 @@ def dcp_divides_tp(context: Context) -> Iterator[Problem]:
     for role in context.roles:
         sizes = role.settings
         if sizes.prefill_context == 1 and not context_fits_tensor(sizes.decode_context, sizes.tensor):
-            near = nearest(sizes.decode_context, context_choices(sizes.tensor, context.geometry), lambda _: True)
+            path = f"{role.path}.parallelism.decodeContext"
             yield Problem(
-                f"{role.path}.parallelism.decodeContext",
-                f"{sizes.decode_context} does not divide {role.path}.parallelism.tensor {sizes.tensor}{words(near)}",
+                path,
+                sentences.DCP_DIVIDES_TP.say(role=role.role, context=sizes.decode_context, tensor=sizes.tensor),
+                fixes=_context_fixes(context, role),
             )
 
 
@@ -52,15 +55,20 @@ def pcp_dcp_sizes(context: Context) -> Iterator[Problem]:
         if sizes.decode_context not in allowed:
             yield Problem(
                 f"{path}.decodeContext",
-                f"{sizes.decode_context} with {path}.prefillContext {sizes.prefill_context} and {path}.tensor "
-                f"{sizes.tensor}, but it must be 1, prefillContext or tensor x prefillContext: "
-                f"1, {allowed[1]} or {allowed[2]}",
+                sentences.PCP_DCP_SIZES.say(
+                    role=role.role, context=sizes.decode_context, prefill=sizes.prefill_context, tensor=sizes.tensor
+                ),
+                # The pair may be what a connector lacks, and then another prefillContext is the way out.
+                fixes=(
+                    *(Fix(f"{path}.decodeContext", size) for size in sorted({*allowed})),
+                    Fix(f"{path}.prefillContext", 1),
+                ),
             )
         if sizes.data > 1:
             yield Problem(
                 f"{path}.prefillContext",
-                f"{sizes.prefill_context} together with {path}.data {sizes.data}, and the engine takes only one of the "
-                "two above 1; set one of them to 1",
+                sentences.PCP_NO_DATA.say(role=role.role, prefill=sizes.prefill_context, data=sizes.data),
+                fixes=(Fix(f"{path}.prefillContext", 1), Fix(f"{path}.data", 1)),
             )
 
 
@@ -74,22 +82,16 @@ def geometry_consistent(context: Context) -> Iterator[Problem]:
     Correct spec.model.geometry; leave it out if you don't know it, and the rules that need it are skipped with a
     warning.
     """
-    geometry = context.geometry
+    geometry = context.spec.model.geometry
     if geometry is None:
         return
-    path = "spec.model.geometry"
-    if geometry.attention == "mla" and geometry.kv_heads != 1:
-        yield Problem(
-            f"{path}.kvHeads",
-            f"{geometry.kv_heads} with {path}.attention mla, which caches one compressed head for all attention heads; "
-            "nearest that works: 1",
-        )
-    elif geometry.attention_heads % geometry.kv_heads:
-        near = nearest(geometry.kv_heads, divisors(geometry.attention_heads), lambda _: True)
-        yield Problem(
-            f"{path}.kvHeads",
-            f"{geometry.kv_heads} does not divide {path}.attentionHeads {geometry.attention_heads}{words(near)}",
-        )
+    path, heads = "spec.model.geometry.kvHeads", geometry.attention_heads
+    if geometry.attention == "mla":
+        if geometry.kv_heads != 1:
+            yield Problem(path, sentences.MLA_ONE_HEAD.say(kv=geometry.kv_heads), fixes=(Fix(path, 1),))
+    elif heads % geometry.kv_heads:
+        # A number from config.json is read off, not chosen: the nearest that divides is no better than any other.
+        yield Problem(path, sentences.KV_HEADS_DIVIDE.say(kv=geometry.kv_heads, heads=heads))
 
 
 def heads_divide_tp(context: Context) -> Iterator[Problem]:
@@ -108,12 +110,12 @@ def heads_divide_tp(context: Context) -> Iterator[Problem]:
             continue
         heads = kv_heads(geometry)
         if geometry.attention_heads % tensor:
-            found = f"{tensor} does not divide spec.model.geometry.attentionHeads {geometry.attention_heads}"
+            found = f"{tensor} does not divide {context.model_path('attentionHeads')} {geometry.attention_heads}"
         elif tensor > heads:
-            found = f"{tensor} is no multiple of spec.model.geometry.kvHeads {heads}"
+            found = f"{tensor} is no multiple of {context.model_path('kvHeads')} {heads}"
         else:
-            found = f"{tensor} does not divide spec.model.geometry.kvHeads {heads}"
-        yield Problem(f"{role.path}.parallelism.tensor", found + words(_nearest_tensor(role, geometry)))
+            found = f"{tensor} does not divide {context.model_path('kvHeads')} {heads}"
+        yield Problem(f"{role.path}.parallelism.tensor", found, fixes=_tensor_fixes(role, geometry))
 
 
 def gqa_dcp_replicas(context: Context) -> Iterator[Problem]:
@@ -133,15 +135,15 @@ def gqa_dcp_replicas(context: Context) -> Iterator[Problem]:
         tensor, size = role.settings.tensor, role.settings.decode_context
         if size == 1 or role.settings.prefill_context > 1 or not context_fits_tensor(size, tensor):
             continue
-        if not context_fits_heads(size, tensor, geometry) and (found := _replica_message(role, geometry)):
-            near = nearest(size, context_choices(tensor, geometry), lambda _: True)
-            yield Problem(f"{role.path}.parallelism.decodeContext", found + words(near))
+        if not context_fits_heads(size, tensor, geometry) and (found := _replica_message(context, role, geometry)):
+            fixes = (*_context_fixes(context, role), *_tensor_fixes(role, geometry))
+            yield Problem(f"{role.path}.parallelism.decodeContext", found, fixes=fixes)
 
 
-def _replica_message(role: RoleContext, geometry: Geometry) -> str | None:
+def _replica_message(context: Context, role: RoleContext, geometry: Geometry) -> str | None:
     """Return which of the conditions fails; None where heads-divide-tp already says what is wrong with tensor."""
     tensor, size, heads = role.settings.tensor, role.settings.decode_context, geometry.kv_heads
-    named = f"{size} with {role.path}.parallelism.tensor {tensor} and spec.model.geometry.kvHeads {heads}"
+    named = f"{size} with {role.path}.parallelism.tensor {tensor} and {context.model_path('kvHeads')} {heads}"
     if tensor <= heads:
         return f"{named}: a KV head is shared only if tensor is above kvHeads"
     if tensor % heads:
@@ -153,16 +155,16 @@ def _replica_message(role: RoleContext, geometry: Geometry) -> str | None:
     return f"{named}: {per_head} attention heads share a KV head, and decodeContext must divide that number"
 
 
-def _nearest_tensor(role: RoleContext, geometry: Geometry) -> list[int]:
-    """Return tensor sizes that suit the heads and this role's decodeContext, or, if there are none, the heads alone."""
-    size = role.settings.decode_context
-    candidates = [tensor for tensor in range(1, MAX_PARALLEL_SIZE + 1) if tensor_fits_heads(tensor, geometry)]
-    near = nearest(
-        role.settings.tensor,
-        candidates,
-        lambda tensor: context_fits_tensor(size, tensor) and context_fits_heads(size, tensor, geometry),
-    )
-    return near or nearest(role.settings.tensor, candidates, lambda _: True)
+def _context_fixes(context: Context, role: RoleContext) -> tuple[Fix, ...]:
+    """Return the decode context sizes that a role's tensor size and the model allow."""
+    choices = context_choices(role.settings.tensor, context.geometry)
+    return tuple(Fix(f"{role.path}.parallelism.decodeContext", size) for size in choices)
+
+
+def _tensor_fixes(role: RoleContext, geometry: Geometry) -> tuple[Fix, ...]:
+    """Return the tensor sizes that suit the model's heads."""
+    choices = [size for size in divisors(geometry.attention_heads) if size <= MAX_PARALLEL_SIZE]
+    return tuple(Fix(f"{role.path}.parallelism.tensor", size) for size in choices if tensor_fits_heads(size, geometry))
 
 
 def interleave_divides_block(context: Context) -> Iterator[Problem]:
@@ -176,10 +178,11 @@ def interleave_divides_block(context: Context) -> Iterator[Problem]:
     for role in context.roles:
         size, block = role.stated.kv_cache_interleave_size, role.settings.block_size
         if size is not None and block % size:
-            near = nearest(size, divisors(block), lambda _: True)
+            path = f"{role.path}.kvCacheInterleaveSize"
             yield Problem(
-                f"{role.path}.kvCacheInterleaveSize",
-                f"{size} does not divide {role.path}.blockSize {block}{words(near)}",
+                path,
+                sentences.INTERLEAVE_DIVIDES_BLOCK.say(role=role.role, interleave=size, block=block),
+                fixes=tuple(Fix(path, divisor) for divisor in divisors(block)),
             )
 
 
@@ -202,19 +205,28 @@ def interleave_needs_dcp(context: Context) -> Iterator[Problem]:
 
 
 def data_local_fits_data(context: Context) -> Iterator[Problem]:
-    """dataLocal divides data.
+    """dataLocal divides data, and is all of it while an engine is one pod.
 
-    dataLocal says how many of the data-parallel ranks run in one pod, and all pods of an engine are alike.
+    dataLocal says how many of the data-parallel ranks run in one pod, and all pods of an engine are alike. The operator
+    makes one pod for an engine, so ranks outside it would never come, and the engine would wait for them.
 
-    Leave it out, which means all of them, or set it to a divisor of data.
+    Leave it out, which means all of them.
     """
     for role in context.roles:
         sizes = role.settings
         if sizes.data % sizes.data_local:
-            near = nearest(sizes.data_local, divisors(sizes.data), lambda _: True)
+            path = f"{role.path}.parallelism.dataLocal"
             yield Problem(
-                f"{role.path}.parallelism.dataLocal",
-                f"{sizes.data_local} does not divide {role.path}.parallelism.data {sizes.data}{words(near)}",
+                path,
+                sentences.DATA_LOCAL_FITS_DATA.say(role=role.role, local=sizes.data_local, data=sizes.data),
+                fixes=(*(Fix(path, size) for size in divisors(sizes.data)), Fix(path, REMOVED)),
+            )
+        elif sizes.data_local < sizes.data:
+            path, data = f"{role.path}.parallelism.dataLocal", f"{role.path}.parallelism.data"
+            yield Problem(
+                path,
+                sentences.DATA_LOCAL_ONE_POD.say(role=role.role, local=sizes.data_local, data=sizes.data),
+                fixes=(Fix(path, sizes.data), Fix(path, REMOVED), Fix(data, sizes.data_local)),
             )
 
 
@@ -222,7 +234,7 @@ def dcp_advice(context: Context) -> Iterator[Problem]:
     """Decode keeps copies of the KV cache that decode context parallelism would remove (a warning).
 
     With more tensor ranks than KV heads, tensor / kvHeads ranks store the same cache. decodeContext splits it by token
-    instead, and the engine holds that many times the tokens.
+    instead, and the engine holds that many times the tokens in the same memory.
 
     Set spec.decode.parallelism.decodeContext to the value that the message names.
     """
@@ -233,25 +245,39 @@ def dcp_advice(context: Context) -> Iterator[Problem]:
     heads = kv_heads(geometry)
     if tensor <= heads or not tensor_fits_heads(tensor, geometry):
         return
-    best = context_choices(tensor, geometry)[-1]
+    path = f"{role.path}.parallelism.decodeContext"
+    best = max((size for size in context_choices(tensor, geometry) if _works(context, Fix(path, size))), default=1)
     if best > 1:
+        copies = tensor // heads // best
+        left = "one copy" if copies == 1 else f"{copies} copies"
         yield Problem(
-            f"{role.path}.parallelism.decodeContext",
+            path,
             f"1 with {role.path}.parallelism.tensor {tensor} and {heads} KV head{'s' if heads > 1 else ''} keeps "
-            f"{tensor // heads} copies of the KV cache; {best} keeps {tensor // heads // best} and holds {best} times "
-            "the tokens",
+            f"{tensor // heads} copies of the KV cache; {best} keeps {left} and holds {best} times the tokens in the "
+            "same memory",
             Severity.WARNING,
         )
 
 
+def _works(context: Context, fix: Fix) -> bool:
+    """Whether a role with the change is one that the engine, the model and the connector take."""
+    changed = context.changed(fix)
+    return changed.facts is not None and changed.facts.keeps_every_token and not any(takes_pair(changed))
+
+
 RULES = (
     Rule("geometry-consistent", geometry_consistent),
-    Rule("dcp-divides-tp", dcp_divides_tp),
-    Rule("pcp-dcp-sizes", pcp_dcp_sizes),
-    Rule("heads-divide-tp", heads_divide_tp),
-    Rule("gqa-dcp-replicas", gqa_dcp_replicas),
-    Rule("interleave-divides-block", interleave_divides_block),
+    Rule("dcp-divides-tp", dcp_divides_tp, sources=("vLLM config/parallel.py",)),
+    Rule("pcp-dcp-sizes", pcp_dcp_sizes, sources=("vLLM config/parallel.py",)),
+    Rule("heads-divide-tp", heads_divide_tp, sources=("vLLM config/model.py",), needs_model=True),
+    Rule(
+        "gqa-dcp-replicas",
+        gqa_dcp_replicas,
+        sources=("vLLM config/model.py", "the guide to context parallelism of vllm-ascend"),
+        needs_model=True,
+    ),
+    Rule("interleave-divides-block", interleave_divides_block, sources=("vllm PR #26696", "vllm-ascend #14876")),
     Rule("interleave-needs-dcp", interleave_needs_dcp),
-    Rule("data-local-fits-data", data_local_fits_data),
-    Rule("dcp-advice", dcp_advice),
+    Rule("data-local-fits-data", data_local_fits_data, sources=("vLLM config/parallel.py",)),
+    Rule("dcp-advice", dcp_advice, sources=("vllm PR #26696",), needs_model=True),
 )

@@ -1,25 +1,58 @@
 """Rules on how many engines there are, and how a new revision replaces the old one."""
 
 from collections.abc import Iterator
+from fractions import Fraction
+from math import ceil, floor
+from typing import Final, NamedTuple
 
-from dcp_operator.rules.context import Context, Problem, Rule
+from dcp_operator.api import sentences
+from dcp_operator.api.findings import Severity
+from dcp_operator.api.spec import MAX_REPLICAS
+from dcp_operator.rules.context import Context, Problem, RoleContext, Rule
+from dcp_operator.rules.edits import REMOVED, Fix
+from dcp_operator.settings import wanted_replicas
+
+#: Stands for a ratio without an upper bound: more prefill engines for a decode engine than there can be.
+_ENDLESS: Final = Fraction(MAX_REPLICAS + 1)
 
 
 def replicas_or_scaling(context: Context) -> Iterator[Problem]:
-    """The replica count of a role has exactly one owner: replicas or scaling.
+    """The replica count of a role has exactly one owner, replicas or scaling, and both roles the same kind of owner.
 
-    With both, every apply would set the count back that an autoscaler has just changed.
+    With both on one role, every apply would set the count back that an autoscaler has just changed. With scaling on one
+    role only (a warning), the other doesn't follow and becomes what limits or what idles.
 
-    Remove one of the two.
+    Remove one of the two; state scaling on both roles, or spec.ratio.
     """
     for role in context.roles:
         replicas, scaling = role.stated.replicas, role.stated.scaling
         if replicas is not None and scaling is not None:
             yield Problem(
                 f"{role.path}.replicas",
-                f"{replicas} is stated together with {role.path}.scaling ({scaling.min_replicas} to "
-                f"{scaling.max_replicas}), and the replica count has exactly one owner; remove one of the two",
+                sentences.REPLICAS_OR_SCALING.say(
+                    role=role.role, replicas=replicas, low=scaling.min_replicas, high=scaling.max_replicas
+                ),
+                fixes=(Fix(f"{role.path}.replicas", REMOVED), Fix(f"{role.path}.scaling", REMOVED)),
             )
+    yield from _same_kind(context)
+
+
+def _same_kind(context: Context) -> Iterator[Problem]:
+    """Warn where one role moves and the other stands still: the ratio between them goes with it."""
+    scaled = [role for role in context.roles if role.stated.scaling is not None]
+    if len(scaled) != 1 or context.spec.ratio is not None:
+        return
+    (moving,) = scaled
+    still = context.decode if moving is context.prefill else context.prefill
+    scaling = moving.stated.scaling
+    if scaling is not None and scaling.min_replicas < scaling.max_replicas:
+        yield Problem(
+            f"{still.path}.scaling",
+            f"is not stated while {moving.path}.scaling goes from {scaling.min_replicas} to {scaling.max_replicas}, so "
+            f"{still.role} stays at {wanted_replicas(still.stated, None)} whatever the load; scale both roles, or "
+            "state spec.ratio to say which ratios are meant",
+            Severity.WARNING,
+        )
 
 
 def scaling_bounds(context: Context) -> Iterator[Problem]:
@@ -35,9 +68,90 @@ def scaling_bounds(context: Context) -> Iterator[Problem]:
             path = f"{role.path}.scaling"
             yield Problem(
                 f"{path}.minReplicas",
-                f"{scaling.min_replicas} is above {path}.maxReplicas {scaling.max_replicas}; nearest that works: "
-                f"{scaling.max_replicas}",
+                sentences.SCALING_BOUNDS.say(role=role.role, low=scaling.min_replicas, high=scaling.max_replicas),
+                fixes=(
+                    Fix(f"{path}.minReplicas", scaling.max_replicas),
+                    Fix(f"{path}.maxReplicas", scaling.min_replicas),
+                ),
             )
+
+
+def ratio_achievable(context: Context) -> Iterator[Problem]:
+    """Some number of prefill and decode engines within the bounds meets spec.ratio.
+
+    The ratio bounds how many prefill engines there are for each decode engine. If no numbers within replicas, or within
+    minReplicas and maxReplicas, meet it, an autoscaler would never settle.
+
+    Change the bounds of a role, or the ratio.
+    """
+    ratio = context.spec.ratio
+    if ratio is None:
+        return
+    low, high = _ratio(ratio.min, Fraction(0)), _ratio(ratio.max, _ENDLESS)
+    if low > high:
+        yield Problem(
+            "spec.ratio.min",
+            f"{ratio.min} is above spec.ratio.max {ratio.max}, so no numbers of engines meet both",
+            fixes=(Fix("spec.ratio.min", ratio.max or ""), Fix("spec.ratio.max", ratio.min or "")),
+        )
+        return
+    prefill, decode = (_bounds(role) for role in context.roles)
+    if prefill.low == 0 or decode.low == 0 or _meets(prefill, decode, low, high):
+        return
+    field = "min" if Fraction(prefill.high, decode.low) < low else "max"
+    nearest = Fraction(prefill.high, decode.low) if field == "min" else Fraction(prefill.low, decode.high)
+    yield Problem(
+        f"spec.ratio.{field}",
+        f"{ratio.min if field == 'min' else ratio.max} can't be met by {prefill.words('prefill')} and "
+        f"{decode.words('decode')}",
+        fixes=(
+            *([Fix(f"spec.ratio.{field}", f"{nearest.numerator}:{nearest.denominator}")] if nearest else []),
+            *_replica_fixes(context, prefill, decode, low, high),
+            Fix("spec.ratio", REMOVED),
+        ),
+    )
+
+
+class _Bounds(NamedTuple):
+    low: int
+    high: int
+
+    def words(self, role: str) -> str:
+        count = str(self.low) if self.low == self.high else f"{self.low} to {self.high}"
+        return f"{count} {role} engine{'' if count == '1' else 's'}"
+
+
+def _bounds(role: RoleContext) -> _Bounds:
+    scaling, count = role.stated.scaling, wanted_replicas(role.stated, None)
+    return _Bounds(count, count) if scaling is None else _Bounds(scaling.min_replicas, scaling.max_replicas)
+
+
+def _ratio(text: str | None, absent: Fraction) -> Fraction:
+    if text is None:
+        return absent
+    prefill, decode = text.split(":")
+    return Fraction(int(prefill), int(decode))
+
+
+def _meets(prefill: _Bounds, decode: _Bounds, low: Fraction, high: Fraction) -> bool:
+    """Whether p prefill and d decode engines exist with low <= p / d <= high."""
+    return any(
+        max(prefill.low, ceil(low * engines)) <= min(prefill.high, floor(high * engines))
+        for engines in range(decode.low, decode.high + 1)
+    )
+
+
+def _replica_fixes(context: Context, prefill: _Bounds, decode: _Bounds, low: Fraction, high: Fraction) -> Iterator[Fix]:
+    """Yield numbers of replicas that meet the ratio, for roles that state replicas."""
+    for role, mine in ((context.prefill, prefill), (context.decode, decode)):
+        if role.stated.replicas is None:
+            continue
+        counts = range(1, min(MAX_REPLICAS, 8 * max(mine.high, prefill.high, decode.high)) + 1)
+        for count in counts:
+            own = _Bounds(count, count)
+            pair = (own, decode) if role is context.prefill else (prefill, own)
+            if _meets(*pair, low, high):
+                yield Fix(f"{role.path}.replicas", count)
 
 
 def rollout_not_stuck(context: Context) -> Iterator[Problem]:
@@ -52,13 +166,14 @@ def rollout_not_stuck(context: Context) -> Iterator[Problem]:
     if strategy.max_surge in (0, "0%") and strategy.max_unavailable in (0, "0%"):
         yield Problem(
             "spec.rolloutStrategy.maxUnavailable",
-            "0 together with spec.rolloutStrategy.maxSurge 0 lets no rollout move, because it may "
-            "neither add an engine nor take one away; nearest that works: 1, or maxSurge 1",
+            sentences.ROLLOUT_NOT_STUCK.say(),
+            fixes=(Fix("spec.rolloutStrategy.maxUnavailable", 1), Fix("spec.rolloutStrategy.maxSurge", 1)),
         )
 
 
 RULES = (
-    Rule("replicas-or-scaling", replicas_or_scaling),
+    Rule("replicas-or-scaling", replicas_or_scaling, sources=("aibrix #2780", "llm-d-deployer #292")),
     Rule("scaling-bounds", scaling_bounds),
-    Rule("rollout-not-stuck", rollout_not_stuck),
+    Rule("ratio-achievable", ratio_achievable, sources=("lws #849", "aibrix #1260")),
+    Rule("rollout-not-stuck", rollout_not_stuck, sources=("rbg #307",)),
 )

@@ -4,12 +4,11 @@ import math
 import posixpath
 from collections.abc import Iterator
 
-from pydantic import ValidationError
-
-from dcp_connector.config import SECRET_FILE_ENV, ConnectorConfig
+from dcp_connector.config import SECRET_FILE_ENV
 from dcp_operator.api.findings import Severity, show
 from dcp_operator.api.quantities import QuantityError, parse_count, parse_quantity
 from dcp_operator.api.spec import CPU
+from dcp_operator.connectors import Profile, lease_of
 from dcp_operator.names import (
     CONTAINER_CONNECTOR,
     CONTAINER_MAIN,
@@ -23,6 +22,7 @@ from dcp_operator.names import (
     labels,
 )
 from dcp_operator.rules.context import Context, Problem, RoleContext, Rule
+from dcp_operator.rules.edits import REMOVED, Fix
 from dcp_operator.rules.pod_template import Container, PodTemplate, as_list, as_map
 from dcp_operator.settings import DRAIN_TIMEOUT_S, Role
 
@@ -30,8 +30,6 @@ from dcp_operator.settings import DRAIN_TIMEOUT_S, Role
 _ACCELERATORS = frozenset(
     {"nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe", "habana.ai/gaudi", "google.com/tpu"}
 )
-#: Variables by which the engine finds its address and the control channel's key.
-_OWNED_ENV = ("VLLM_HOST_IP", SECRET_FILE_ENV, "VLLM_MOONCAKE_BOOTSTRAP_PORT")
 _OWNED_VOLUMES = (VOLUME_CONNECTOR, VOLUME_KEY, VOLUME_MODEL)
 _OWNED_MOUNTS = (PATH_CONNECTOR, PATH_KEY, PATH_MODELS)
 _GROUP_PREFIX = LABEL_NAME.split("/", maxsplit=1)[0] + "/"
@@ -80,9 +78,9 @@ def _owned_router(template: PodTemplate) -> Iterator[Problem]:
     ):
         for field in fields:
             if content.get(field) is not None:
-                yield Problem(f"{path}.{field}", "is set by the operator for the router; remove it")
+                yield _removable(f"{path}.{field}", "is set by the operator for the router; remove it")
     if template.spec.get("automountServiceAccountToken") is False:
-        yield Problem(
+        yield _removable(
             f"{template.path}.spec.automountServiceAccountToken",
             "false would keep the router from seeing the engines' pods; remove it",
         )
@@ -93,27 +91,28 @@ def _owned_metadata(template: PodTemplate) -> Iterator[Problem]:
         for key in as_map(template.metadata.get(section)):
             path = f"{template.path}.metadata.{section}[{key}]"
             if key.startswith(_GROUP_PREFIX):
-                yield Problem(path, f"belongs to the operator, as everything under {_GROUP_PREFIX}; remove it")
+                yield _removable(path, f"belongs to the operator, as everything under {_GROUP_PREFIX}; remove it")
             elif section == "labels" and key in _OWNED_LABELS:
-                yield Problem(path, "is set by the operator; remove it, or choose another label")
+                yield _removable(path, "is set by the operator; remove it, or choose another label")
 
 
 def _owned_main(context: Context, role: RoleContext) -> Iterator[Problem]:
     main = role.template.main
-    image = main.content.get("image")
-    if image is not None and image != context.spec.image:
-        yield Problem(
+    image, field = main.content.get("image"), f"{role.path}.image" if role.stated.image else "spec.image"
+    if image is not None and image != (role.stated.image or context.spec.image):
+        stated = role.stated.image or context.spec.image
+        yield _removable(
             f"{main.path}.image",
-            f"{show(image)} differs from spec.image {show(context.spec.image)}, and both roles run one image; set "
-            "spec.image",
+            f"{show(image)} differs from {field} {show(stated)}, which the operator sets; remove it and set {field}",
         )
     if main.content.get("args") is not None:
-        yield Problem(f"{main.path}.args", f"replaces the engine's arguments; add yours to {role.path}.extraArgs")
+        yield _removable(f"{main.path}.args", f"replaces the engine's arguments; add yours to {role.path}.extraArgs")
     for index, variable in enumerate(as_list(main.content.get("env"))):
         name = as_map(variable).get("name")
-        if name in _OWNED_ENV:
-            yield Problem(f"{main.path}.env[{index}]", f"{name} belongs to the operator; remove it")
-        is_extended = name == "PYTHONPATH" and context.spec.kv_connector.delivery == "Inject"
+        if name in _owned_env(context.profile):
+            yield _removable(f"{main.path}.env[{index}]", f"{name} belongs to the operator; remove it")
+        is_injected = context.profile.bundled and context.spec.kv_connector.delivery == "Inject"
+        is_extended = name == "PYTHONPATH" and is_injected
         if is_extended and not isinstance(as_map(variable).get("value"), str):
             yield Problem(
                 f"{main.path}.env[{index}]",
@@ -123,7 +122,18 @@ def _owned_main(context: Context, role: RoleContext) -> Iterator[Problem]:
         path = as_map(mount).get("mountPath")
         owned = _owned_mount(path) if isinstance(path, str) else None
         if owned is not None:
-            yield Problem(f"{main.path}.volumeMounts[{index}]", f"{owned} belongs to the operator; mount elsewhere")
+            yield _removable(f"{main.path}.volumeMounts[{index}]", f"{owned} belongs to the operator; mount elsewhere")
+
+
+def _removable(path: str, message: str) -> Problem:
+    """Return a problem that is gone when the field is."""
+    return Problem(path, message, fixes=(Fix(path, REMOVED),))
+
+
+def _owned_env(profile: Profile) -> tuple[str, ...]:
+    """Return the variables by which an engine finds its address, its port for transfers and the channel's key."""
+    names = ("VLLM_HOST_IP", SECRET_FILE_ENV, profile.port_env, profile.host_env)
+    return tuple(name for name in names if name is not None)
 
 
 def _owned_mount(path: str) -> str | None:
@@ -151,7 +161,7 @@ def _owned_pod(template: PodTemplate, what: str, containers: tuple[str, ...] = (
             )
     restart = template.spec.get("restartPolicy")
     if restart not in (None, "Always"):
-        yield Problem(f"{template.path}.spec.restartPolicy", f"{show(restart)} ends the {what} for good; remove it")
+        yield _removable(f"{template.path}.spec.restartPolicy", f"{show(restart)} ends the {what} for good; remove it")
 
 
 def gpu_count(context: Context) -> Iterator[Problem]:
@@ -171,7 +181,7 @@ def gpu_count(context: Context) -> Iterator[Problem]:
                 if name == resource and resource != CPU:
                     yield from _count_problem(role, path, amount, needed)
                 elif name in _ACCELERATORS:
-                    yield Problem(
+                    yield _removable(
                         path, f"{show(amount)} is requested, but spec.accelerator.resourceName is {resource}; keep one"
                     )
         for sidecar in role.template.sidecars:
@@ -192,7 +202,7 @@ def _count_problem(role: RoleContext, path: str, amount: object, needed: int) ->
     except QuantityError:
         stated = None
     if stated != needed:
-        yield Problem(
+        yield _removable(
             path,
             f"{show(amount)} differs from the {needed} that {' x '.join(factors)} needs; nearest that "
             f"works: {needed}, or leave it out",
@@ -203,7 +213,7 @@ def _sidecar_accelerators(sidecar: Container, resource: str) -> Iterator[Problem
     for section in ("limits", "requests"):
         for name, amount in sidecar.resources(section).items():
             if name in _ACCELERATORS or (name == resource and resource != CPU):
-                yield Problem(
+                yield _removable(
                     f"{sidecar.path}.resources.{section}[{name}]",
                     f"{show(amount)} is requested by {sidecar.name or 'a container without a name'}, "
                     f"but the engine runs in the container {CONTAINER_MAIN}; rename it, or remove the request",
@@ -226,7 +236,7 @@ def requests_within_limits(context: Context) -> Iterator[Problem]:
                 except QuantityError:
                     continue
                 if exceeds:
-                    yield Problem(
+                    yield _removable(
                         f"{container.path}.resources.requests[{name}]",
                         f"{show(amount)} is above the limit {show(limits[name])}; nearest that works: "
                         f"{show(limits[name])}",
@@ -242,25 +252,19 @@ def grace_covers_drain(context: Context) -> Iterator[Problem]:
 
     Leave the field out, and the operator reckons it, or raise it.
     """
-    try:
-        lease_s = ConnectorConfig.model_validate({"lease_s": _lease(context)}).lease_s
-    except ValidationError:
+    lease_s = lease_of(context.profile, context.spec.kv_connector.extra_config)
+    if lease_s is None:
         return
     # Infinity is a number to YAML and to the connector, but not one that a pod could wait for.
     needed = DRAIN_TIMEOUT_S + math.ceil(min(lease_s, 1e9))
     for role in context.roles:
         stated = role.template.spec.get("terminationGracePeriodSeconds")
         if isinstance(stated, int) and not isinstance(stated, bool) and 0 <= stated < needed:
-            yield Problem(
+            yield _removable(
                 f"{role.template.path}.spec.terminationGracePeriodSeconds",
                 f"{stated} is below the {needed} that draining ({DRAIN_TIMEOUT_S}) and the transfer lease "
                 f"({needed - DRAIN_TIMEOUT_S}) take together; nearest that works: {needed}, or leave it out",
             )
-
-
-def _lease(context: Context) -> object:
-    default = ConnectorConfig.model_fields["lease_s"].default
-    return context.spec.kv_connector.extra_config.get("lease_s", default)
 
 
 def host_ports(context: Context) -> Iterator[Problem]:
@@ -286,6 +290,6 @@ RULES = (
     Rule("template-owned", template_owned),
     Rule("gpu-count", gpu_count),
     Rule("requests-within-limits", requests_within_limits),
-    Rule("grace-covers-drain", grace_covers_drain),
-    Rule("host-ports", host_ports),
+    Rule("grace-covers-drain", grace_covers_drain, sources=("dynamo #7319", "dynamo #9344", "vllm PR #32420")),
+    Rule("host-ports", host_ports, sources=("vllm-ascend #10653",)),
 )

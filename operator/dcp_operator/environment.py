@@ -1,0 +1,57 @@
+"""What every process of the operator reads and says: settings from the environment, and lines of a log."""
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
+
+
+class SettingError(ValueError):
+    """An environment variable that is missing or makes no sense; the message names it and what it should be."""
+
+
+def read_port(environment: Mapping[str, str], name: str, default: int) -> int:
+    """Return the port in an environment variable. Raises SettingError."""
+    text = environment.get(name, "").strip()
+    if not text:
+        return default
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise SettingError(f"{name}: found {text!r}, must be a port number from 1 to 65535")
+    return int(text)
+
+
+def configure_logging() -> None:
+    """Log to standard error, one line an entry. Expected errors are lines; only defects bring a traceback."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(_FORMAT))
+    handler.addFilter(is_worth_a_line)
+    handler.addFilter(_without_expected_tracebacks)
+    logging.basicConfig(level=os.environ.get("DCP_LOG_LEVEL", "INFO").upper(), handlers=[handler], force=True)
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+
+
+def is_worth_a_line(record: logging.LogRecord) -> bool:
+    """Whether a log record is not one of kopf's many about a watch that the permissions forbid.
+
+    The reconciler says it, once for a namespace, from its own lists.
+    """
+    if not record.name.startswith("kopf."):
+        return True
+    message = record.getMessage()
+    return not ("will retry" in message and "APIForbiddenError" in message)
+
+
+def _without_expected_tracebacks(record: logging.LogRecord) -> bool:
+    """Cut tracebacks of errors that the network or the API server's permissions cause: their message says all."""
+    error = record.exc_info[1] if record.exc_info else None
+    module = type(error).__module__
+    if error is not None and (isinstance(error, OSError) or module.startswith(("kopf._cogs.clients", "aiohttp"))):
+        record.msg = f"{record.getMessage()} ({type(error).__name__}: {error})"
+        record.args = None
+        record.exc_info = None
+        record.exc_text = None
+    return True

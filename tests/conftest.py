@@ -1,0 +1,5 @@
+"""What all tests share: the profiles of hypothesis."""
+
+from tests.support import profiles
+
+profiles.register()
