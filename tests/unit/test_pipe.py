@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 
 import pytest
@@ -78,13 +77,3 @@ def test_the_write_in_flight_is_waited_for_when_the_caller_raises() -> None:
         stop()
     assert written == [1]
     wire.close()
-
-
-def test_threads_that_wait_for_the_transfer_engine_yield_to_all_others() -> None:
-    wire = Wire(1)
-    here = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    expected = max(here, 10)
-    there = wire.pool.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())).result()
-    wire.close()
-    assert there == expected
-    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == here
