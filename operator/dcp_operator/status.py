@@ -150,8 +150,8 @@ def _config(target: Target, *, engines_run: bool) -> _Said:
     if unknown and not (engines_run and target.spec is not None and start_proves_heads(target.spec)):
         return _Said("Unknown", Reason.MODEL_UNKNOWN, _cut(_lines(unknown)))
     if unknown:
-        said = "the catalogue does not know the model, but engines of both roles run with these sizes, and vLLM checks "
-        return _Said("True", Reason.RULES_PASSED, f"{said}them against the model's heads at its start")
+        said = "the catalogue does not know the model, but engines of both roles run with these sizes, and they "
+        return _Said("True", Reason.RULES_PASSED, f"{said}are checked against the model's heads at the start")
     advice = f"; advice: {_lines(target.warnings)}" if target.warnings else ""
     return _Said("True", Reason.RULES_PASSED, _cut(f"prefill and decode fit together{advice}"))
 
@@ -159,10 +159,14 @@ def _config(target: Target, *, engines_run: bool) -> _Said:
 def start_proves_heads(spec: Spec) -> bool:
     """Whether engines that run have shown that their sizes suit the model's heads, whatever these are.
 
-    vLLM refuses at its start what the rules about heads refuse, but for one case: T tensor ranks of which T / H share a
-    KV head, and a decode context W up to T / H that doesn't divide it. With W 1, with W = T (then H is 1), and with T a
-    power of two (then T / H and W are too, and the smaller divides the larger) there is no such case.
+    The bundled connector reads the heads from the engine and holds its sizes to the whole rule before it starts
+    (`dcp_connector.geometry`). With another one it is up to vLLM. It refuses at its start what the rules about
+    heads refuse, but for one case: T tensor ranks of which T / H share a KV head, and a decode context W up to T / H
+    that doesn't divide it. With W 1, with W = T (then H is 1), and with T a power of two (then T / H and W are too, and
+    the smaller divides the larger) there is no such case.
     """
+    if PROFILES[spec.kv_connector.type].bundled:
+        return True
     sizes = [resolve_role(spec, role) for role in Role]
     return all(
         each.prefill_context == 1 and (each.decode_context in (1, each.tensor) or each.tensor & (each.tensor - 1) == 0)

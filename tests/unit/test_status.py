@@ -267,20 +267,27 @@ def test_a_model_of_unknown_shape_is_not_called_compatible_before_engines_run():
 def test_engines_that_run_show_that_their_sizes_suit_an_unknown_model():
     said = conditions(status_of(world(ready=True, model=UNKNOWN_MODEL)))["ConfigCompatible"]
     assert (said["status"], said["reason"]) == ("True", "RulesPassed")
-    assert "vLLM checks them against the model's heads" in said["message"]
+    assert "checked against the model's heads at the start" in said["message"]
 
 
-def test_engines_that_run_prove_nothing_where_vllm_misses_a_case():
-    decode = {"replicas": 1, "parallelism": {"tensor": 12, "decodeContext": 4}, "blockSize": 32}
-    said = conditions(status_of(world(ready=True, model=UNKNOWN_MODEL, decode=decode)))
+@pytest.mark.parametrize(
+    ("connector", "status", "reason"),
+    [("mooncake", "True", "RulesPassed"), ("mooncake-upstream", "Unknown", "ModelUnknown")],
+)
+def test_where_vllm_misses_a_case_only_the_bundled_connectors_start_proves_the_heads(
+    connector: str, status: str, reason: str
+):
+    sizes = {"replicas": 1, "parallelism": {"tensor": 12, "decodeContext": 4}, "blockSize": 32}
+    roles = {"prefill": sizes, "decode": sizes, "router": {"replicas": 0}, "kvConnector": {"type": connector}}
+    said = conditions(status_of(world(ready=True, model=UNKNOWN_MODEL, **roles)))
     assert said["DecodeReady"]["status"] == "True"
-    assert (said["ConfigCompatible"]["status"], said["ConfigCompatible"]["reason"]) == ("Unknown", "ModelUnknown")
+    assert (said["ConfigCompatible"]["status"], said["ConfigCompatible"]["reason"]) == (status, reason)
 
 
 @pytest.mark.parametrize(("tensor", "context"), [(t, w) for t in range(1, 33) for w in range(1, t + 1) if t % w == 0])
 def test_a_start_proves_heads_only_where_what_vllm_takes_is_what_the_rules_take(tensor: int, context: int):
     sizes = {"replicas": 1, "parallelism": {"tensor": tensor, "decodeContext": context}, "blockSize": 32}
-    loaded = load_spec(owner(decode=sizes))
+    loaded = load_spec(owner(decode=sizes, kvConnector={"type": "mooncake-upstream"}))
     assert loaded is not None
     missed = [
         (heads, attention)
