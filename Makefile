@@ -64,6 +64,14 @@ test-e2e: venv image ## Run the end-to-end tests: real cluster, real engines.
 test-gpu: venv ## The byte oracle on a GPU; says so where there is none.
 	@$(PY) -m tests.gpu
 
+.PHONY: fuzz
+fuzz: venv ## A million inputs for everything that peers send (minutes; `test` fuzzes for one).
+	@$(PY) -m tests.fuzz --inputs 1000000
+
+.PHONY: soak
+soak: venv ## 2,000 requests through real engines that are killed meanwhile (about 15 minutes).
+	@$(PY) -m tests.soak
+
 .PHONY: lint
 lint: venv ## Check style, types and layers.
 	@$(PY) -m ruff check $(PACKAGES)
