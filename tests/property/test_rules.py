@@ -360,10 +360,10 @@ GARBAGE = {
 
 @pytest.mark.parametrize("change", GARBAGE.values(), ids=GARBAGE.keys())
 def test_a_megabyte_of_garbage_is_answered_in_time(change):
-    """In processor time, because other processes may hold the machine; the bound is far above what is needed."""
+    """In processor time; it takes a fraction of a second, and what grows with the square of the size takes minutes."""
     loaded = load(specimen(change()))
     assert loaded.obj is not None
     begin = time.process_time()
     report = check(loaded.obj)
-    assert time.process_time() - begin < 1.0
+    assert time.process_time() - begin < 10
     assert len(report.violations) + len(report.warnings) <= 300
