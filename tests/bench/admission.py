@@ -2,8 +2,8 @@
 
 The real process on loopback. Each client keeps a connection, as the API server does. Requests begin at random times,
 as many a second as the name of a figure says. A latency is what a client sees, from the first byte sent to
-the last one read, and the clients share the machine with the webhook. A call of `dcpctl` comes last: the same rules, and
-mostly the time in which Python starts.
+the last one read, and the clients share the machine with the webhook. A call of `dcpctl` comes last: the same rules,
+and mostly the time in which Python starts.
 """
 
 import asyncio
