@@ -155,7 +155,7 @@ def test_one_of_two_prefill_ranks_is_killed_while_it_writes(folder: Path) -> Non
         d.load("half", P_TABLE, TOKENS, p)
         p.held_up(2)
         p.kill(1)
-        p.living()[0].ask("ungate")
+        p.living()[0].ask(do="ungate")
         failed(d, "half", "peer_lost", began=began)
         d.clear()
         d.all("reuse", table=P_TABLE)
@@ -366,5 +366,5 @@ def test_who_reaches_mooncakes_own_port_needs_no_secret(pair: Pair) -> None:
     p.clear()
     target = d.ranks[0]
     d.all("remember")
-    p.ranks[0].ask("write_raw", segment=target.segment, address=target.address)
+    p.ranks[0].ask(do="write_raw", segment=target.segment, address=target.address)
     assert d.differing(D_TABLE, 0)[0] > 0, "Mooncake asks for a secret now: say so in SECURITY.md"

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +15,7 @@ import msgspec
 
 from dcp_connector.bootstrap import BootstrapServer
 from dcp_connector.handshake import RankFacts, assemble
-from devcluster.engine import ensure_engine_environment
-from devcluster.paths import CHECKOUT, find_cache
+from tests.support.command_process import CommandProcess
 from tests.support.kv_oracle import Sizes
 
 SECRET = b"the secret of the byte tests"
@@ -28,22 +24,11 @@ HOST = "127.0.0.1"
 PATIENCE_S = 30.0
 
 
-class RankProcess:
+class RankProcess(CommandProcess):
     """One rank's process."""
 
     def __init__(self, log: Path) -> None:
-        environment = ensure_engine_environment(find_cache(os.environ).root, print)
-        self.log = log
-        with log.open("ab") as errors:
-            self.process = subprocess.Popen(
-                [str(environment / "bin" / "python3"), "-m", "tests.support.fault_process"],
-                cwd=CHECKOUT,
-                env={**os.environ, "PYTHONPATH": f"{CHECKOUT / 'connector'}:{CHECKOUT}", "OMP_NUM_THREADS": "1"},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-            )
+        super().__init__("tests.support.fault_process", log=log)
         self.facts: RankFacts
         self.segment = ""
         self.address = 0
@@ -57,36 +42,12 @@ class RankProcess:
         self.facts = msgspec.msgpack.decode(bytes.fromhex(answer["facts"]), type=RankFacts)
         self.segment, self.address = answer["segment"], answer["address"]
 
-    def ask(self, do: str, **command: Any) -> dict[str, Any]:
-        self.send(do=do, **command)
-        return self.answer()
-
-    def send(self, **command: Any) -> None:
-        assert self.process.stdin
-        self.process.stdin.write(json.dumps(command) + "\n")
-        self.process.stdin.flush()
-
-    def answer(self) -> dict[str, Any]:
-        assert self.process.stdout
-        line = self.process.stdout.readline()
-        assert line, f"the process ended with {self.process.wait(10)}; {self.log}: {self.log.read_text()[-2000:]}"
-        answer: dict[str, Any] = json.loads(line)
-        assert "error" not in answer, answer["error"]
-        return answer
-
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
     @property
     def alive(self) -> bool:
         return self.process.poll() is None
-
-    def stop(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe:
-                pipe.close()
 
 
 @dataclass
@@ -129,7 +90,7 @@ class FaultEngine:
     def work(self, **work: Any) -> None:
         """Give all living ranks work."""
         for rank in self.living():
-            rank.ask("work", **work)
+            rank.ask(do="work", **work)
 
     def hold(self, transfer_id: str, table: Sequence[int], end: int) -> None:
         self.work(holds=[{"id": transfer_id, "table": list(table), "end": end}])
@@ -149,7 +110,7 @@ class FaultEngine:
         for number, rank in enumerate(self.ranks):
             if not rank.alive:
                 continue
-            found = self.last[number] = rank.ask("poll")
+            found = self.last[number] = rank.ask(do="poll")
             for name, store in (("sent", self.sent), ("received", self.received)):
                 known = store.setdefault(number, {})
                 for request_id, reason in found[name].items():
@@ -197,7 +158,7 @@ class FaultEngine:
         return sum(sum(found["stats"].get(name, {}).values()) for n, found in self.last.items() if self.ranks[n].alive)
 
     def all(self, do: str, **command: Any) -> list[dict[str, Any]]:
-        return [rank.ask(do, **command) for rank in self.living()]
+        return [rank.ask(do=do, **command) for rank in self.living()]
 
     def differing(self, table: Sequence[int], end: int) -> list[int]:
         return [answer["bytes"] for answer in self.all("differing", table=list(table), end=end)]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,55 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from devcluster.engine import ensure_engine_environment
-from devcluster.paths import CHECKOUT, find_cache
+from tests.support.command_process import CommandProcess
 from tests.support.kv_oracle import HEAD_MAJOR, Physical, Sizes
 
 NUM_LAYERS = 2
 ENTRY_BYTES = 16
 
 
-class Host:
+class Host(CommandProcess):
     """One side's process."""
 
     def __init__(self, role: str, log: Path) -> None:
-        environment = ensure_engine_environment(find_cache(os.environ).root, print)
-        self.log = log
-        with log.open("wb") as errors:
-            self.process = subprocess.Popen(
-                [str(environment / "bin" / "python3"), "-m", "tests.support.transfer_ranks", role],
-                cwd=CHECKOUT,
-                env={**os.environ, "PYTHONPATH": f"{CHECKOUT / 'connector'}:{CHECKOUT}", "OMP_NUM_THREADS": "1"},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-            )
-
-    def ask(self, **command: Any) -> dict[str, Any]:
-        """Send a command and return its answer; an error on the other side fails the test with its traceback."""
-        self.send(**command)
-        return self.answer()
-
-    def send(self, **command: Any) -> None:
-        assert self.process.stdin
-        self.process.stdin.write(json.dumps(command) + "\n")
-        self.process.stdin.flush()
-
-    def answer(self) -> dict[str, Any]:
-        assert self.process.stdout
-        line = self.process.stdout.readline()
-        assert line, f"the process ended with {self.process.wait(10)}; see {self.log}: {self.log.read_text()[-2000:]}"
-        answer: dict[str, Any] = json.loads(line)
-        assert "error" not in answer, answer["error"]
-        return answer
-
-    def stop(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe:
-                pipe.close()
+        super().__init__("tests.support.transfer_ranks", role, log=log)
 
 
 @dataclass(frozen=True)
