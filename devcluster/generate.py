@@ -1,6 +1,6 @@
 """Writes every generated file of the repository: `python -m devcluster.generate`, or `--check` to compare only.
 
-Each file is made from one source: the CRD and its reference from the API's models, the rule reference from the rule
+Each file is made from one source: the CRDs and their reference from the API's models, the rule reference from the rule
 engine, the connector's options from its config model, the chart's values from values.yaml, the image's requirements
 from uv.lock. A repo test runs the check.
 """
@@ -10,12 +10,19 @@ import os
 import shutil
 import sys
 
-from dcp_operator.api.crd import crd
-from dcp_operator.cli.crds import crd_yaml
+from dcp_operator.api.crd import crd, scaler_crd
+from dcp_operator.cli.crds import crd_files
 from devcluster.errors import DevClusterError
 from devcluster.models_page import models_page
 from devcluster.paths import CHECKOUT, this_cache
-from devcluster.reference_pages import api_page, chart_page, connector_page, metrics_page, rules_page
+from devcluster.reference_pages import (
+    api_page,
+    chart_page,
+    connector_page,
+    metrics_page,
+    operator_metrics_page,
+    rules_page,
+)
 from devcluster.shell import run
 
 #: What goes into docker/requirements*.txt, as arguments of `uv export`.
@@ -43,15 +50,15 @@ def requirements_text(arguments: tuple[str, ...]) -> str:
 
 def generated_files() -> dict[str, str]:
     """Return the content of every generated file by its path in the repository."""
-    definition = crd_yaml()
-    name = f"{crd()['metadata']['name']}.yaml"
+    definitions = crd_files()
     files = {
-        f"crds/{name}": definition,
-        f"charts/dcp-disagg/files/{name}": definition,
-        "docs/reference/api.md": api_page(crd()),
+        **{f"crds/{name}": text for name, text in definitions.items()},
+        **{f"charts/dcp-disagg/files/{name}": text for name, text in definitions.items()},
+        "docs/reference/api.md": api_page(crd(), scaler_crd()),
         "docs/reference/rules.md": rules_page(),
         "docs/reference/connector.md": connector_page(),
         "docs/reference/metrics.md": metrics_page(),
+        "docs/reference/operator-metrics.md": operator_metrics_page(),
         "docs/reference/models.md": models_page(),
         "docs/reference/chart.md": chart_page((CHECKOUT / "charts/dcp-disagg/values.yaml").read_text()),
     }

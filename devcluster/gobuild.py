@@ -28,6 +28,15 @@ class GoProgram:
 
 
 @dataclass(frozen=True, slots=True)
+class GoFile:
+    """A file of a Go module that is kept beside the programs: the module's name, the path in it, the name here."""
+
+    module: str
+    path: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class GoModule:
     """A folder with go.mod and go.sum whose ``tool`` lines name programs; no Go code of ours."""
 
@@ -37,6 +46,7 @@ class GoModule:
     programs: tuple[GoProgram, ...]
     disk_bytes: int  # free space that a build needs, for Go's caches and the binaries
     minutes: float  # on two cores, for the progress line
+    files: tuple[GoFile, ...] = ()
 
     @property
     def requirement(self) -> str:
@@ -69,6 +79,42 @@ NODE = GoModule(
     disk_bytes=2 * 10**9,
     minutes=1.5,
 )
+#: Fake nodes for load tests: no part of a cluster, built by the first who asks for them (`devcluster.fake_nodes`).
+KWOK = GoModule(
+    "kwok",
+    _HERE / "kwok",
+    _STRIP,
+    (GoProgram("kwok", "sigs.k8s.io/kwok/cmd/kwok"),),
+    disk_bytes=3 * 10**9,
+    minutes=3,
+)
+#: What enforces NetworkPolicies: no part of a cluster, built by the first who asks for it (`devcluster.policies`).
+NETPOL = GoModule(
+    "netpol",
+    _HERE / "netpol",
+    _STRIP,
+    (GoProgram("kube-network-policies", "sigs.k8s.io/kube-network-policies/cmd"),),
+    disk_bytes=3 * 10**9,
+    minutes=3.5,
+)
+_LWS = "sigs.k8s.io/lws"
+#: LeaderWorkerSet, for engines that span several pods: no part of a cluster, built by the first who asks for it
+#: (`devcluster.groups`).
+LWS = GoModule(
+    "lws",
+    _HERE / "lws",
+    _STRIP,
+    (GoProgram("lws", f"{_LWS}/cmd"),),
+    disk_bytes=3 * 10**9,
+    minutes=2.5,
+    files=(
+        GoFile(_LWS, "config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml", "leaderworkersets.yaml"),
+        # The same program looks after these too, and does not start without them.
+        GoFile(_LWS, "config/crd/bases/disaggregatedset.x-k8s.io_disaggregatedsets.yaml", "disaggregatedsets.yaml"),
+        GoFile(_LWS, "config/webhook/manifests.yaml", "webhooks.yaml"),
+    ),
+)
+#: What every cluster needs.
 MODULES = (NODE, KUBERNETES)
 
 
@@ -86,10 +132,14 @@ def parse_go_version(text: str) -> tuple[int, ...] | None:
     return tuple(int(part or 0) for part in found.groups()) if found else None
 
 
-def module_key(go_mod: bytes, go_sum: bytes, go_version: str, ldflags: str) -> str:
-    """The name of a module's folder in the cache: a hash of what decides the bytes of its binaries."""
+def module_key(go_mod: bytes, go_sum: bytes, go_version: str, ldflags: str, names: tuple[str, ...] = ()) -> str:
+    """The name of a module's folder in the cache: a hash of what decides what is in it.
+
+    `names` are those of the files that are kept beside the programs.
+    """
     digest = hashlib.sha256()
-    for part in (go_mod, go_sum, go_version.encode(), ldflags.encode(), b"CGO_ENABLED=0 -trimpath"):
+    kept = tuple(name.encode() for name in names)
+    for part in (go_mod, go_sum, go_version.encode(), ldflags.encode(), b"CGO_ENABLED=0 -trimpath", *kept):
         digest.update(len(part).to_bytes(8, "big"))
         digest.update(part)
     return digest.hexdigest()[:16]
@@ -134,7 +184,8 @@ def check_go(go_version: str, module: GoModule) -> None:
 def module_folder(cache: Cache, module: GoModule, go_version: str) -> Path:
     """Where the module's binaries are, or will be."""
     go_mod, go_sum = (module.folder / "go.mod").read_bytes(), (module.folder / "go.sum").read_bytes()
-    return cache.binaries / f"{module.name}-{module_key(go_mod, go_sum, go_version, module.ldflags)}"
+    kept = tuple(file.name for file in module.files)
+    return cache.binaries / f"{module.name}-{module_key(go_mod, go_sum, go_version, module.ldflags, kept)}"
 
 
 def _builder(cache: Cache, module: GoModule, log: Log) -> Callable[[Path], None]:
@@ -163,6 +214,15 @@ def _builder(cache: Cache, module: GoModule, log: Log) -> Callable[[Path], None]
                     env=env,
                     cwd=module.folder,
                 )
+        for file in module.files:
+            where = run(
+                ["go", "list", "-m", "-f", "{{.Dir}}", file.module],
+                what=f"go, looking for the files of {file.module},",
+                env=env,
+                cwd=module.folder,
+            ).strip()
+            # The module cache is read-only, and is deleted once everything is built.
+            (folder / file.name).write_bytes((Path(where) / file.path).read_bytes())
 
     return fill
 

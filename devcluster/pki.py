@@ -117,6 +117,12 @@ def ensure_pki(paths: ClusterPaths) -> None:
         write_text(kubeconfig_path(paths, identity), text, mode=0o600)
 
 
+def ensure_leaf(paths: ClusterPaths, identity: Identity) -> None:
+    """Make the key pair of somebody who came later, unless it is there."""
+    if not (paths.pki / f"{identity.name}.crt").exists():
+        _make_leaf(paths.pki, identity)
+
+
 def _openssl(pki: Path, what: str, command: str) -> None:
     """Run openssl in the folder of keys; no argument of ours holds a blank."""
     run(["openssl", *command.split()], what=what, cwd=pki)

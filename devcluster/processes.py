@@ -115,6 +115,16 @@ def _signal(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
+def interrupt(record: ProcessRecord, grace_s: float) -> None:
+    """Send SIGINT to a recorded process and wait for its end, for at most ``grace_s`` seconds."""
+    deadline = time.monotonic() + grace_s
+    if is_alive(record):
+        _signal([record.pid], signal.SIGINT)
+    while is_alive(record) and time.monotonic() < deadline:
+        _reap()
+        time.sleep(0.05)
+
+
 def stop(records: Iterable[ProcessRecord], grace_s: float) -> None:
     """End recorded processes: SIGTERM, then SIGKILL for those still there after ``grace_s`` seconds."""
     targets = [record for record in records if is_alive(record)]

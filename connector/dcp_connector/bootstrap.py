@@ -2,8 +2,10 @@
 
     GET /query         what Mooncake routers expect: {"0": {"engine_id", "worker_addr": {tp: {pp: "tcp://host:port"}}}}
     GET /v1/topology   this engine's handshake (`handshake.Topology`), signed
-    GET /readyz        200 when every rank is up and the engine's own /health answers 200: the pod's readiness probe
+    GET /readyz        200 when every rank is up, the engine's own /health answers 200 and it doesn't hang: the pod's
+                       readiness probe
     GET /healthz       200 while every rank lives, else 503 and which doesn't, see `health`
+    GET /v1/failures   why transfers failed here, the last of each kind, see `failures`
 
 It runs in threads of its own, so that it answers while the engine computes.
 """
@@ -13,6 +15,7 @@ from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
 from dcp_connector.errors import PeerError, Reason, StartupError
+from dcp_connector.failures import Entry
 from dcp_connector.handshake import (
     MAX_TOPOLOGY_BYTES,
     SIGNATURE_HEADER,
@@ -27,6 +30,8 @@ from dcp_connector.wire import Secret, is_signed, sign
 
 #: Time for one request of a decode engine, from the connection to the last byte.
 FETCH_TIMEOUT_S = 5.0
+#: vLLM's /health says nothing of an engine that hangs in a step. The longest honest step is a small part of this.
+STALLED_S = 60.0
 _HEALTH_TIMEOUT_S = 2.0
 _SIBLING_TIMEOUT_S = 1.0
 _STARTING = "the workers have not reported their KV pages yet"
@@ -35,10 +40,20 @@ _STARTING = "the workers have not reported their KV pages yet"
 class BootstrapServer:
     """Serves one engine's handshake on `port` of all interfaces until `close`.
 
-    `api_port` is the engine's own HTTP port, asked for /health by /readyz. Raises StartupError when the port is taken.
+    `api_port` is the engine's own HTTP port, asked for /health by /readyz. `stalled_s` tells how long the engine's
+    present step takes already. Raises StartupError when the port is taken.
     """
 
-    def __init__(self, port: int, api_port: int, secret: Secret, *, serves_query: bool) -> None:
+    def __init__(
+        self,
+        port: int,
+        api_port: int,
+        secret: Secret,
+        *,
+        serves_query: bool,
+        stalled_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self._stalled_s = stalled_s
         self._secret = secret
         self._api_port = api_port
         self._serves_query = serves_query
@@ -46,6 +61,7 @@ class BootstrapServer:
         self._body = b""
         self._siblings: dict[int, dict[str, object]] = {}
         self._find_problems: Callable[[], Sequence[str]] = tuple
+        self._find_failures: Callable[[], list[Entry]] = list
         try:
             self._server = HttpServer("", port, self._respond, "dcp-bootstrap")
         except OSError as error:
@@ -59,9 +75,18 @@ class BootstrapServer:
         """The port that is listened on (useful when 0 was asked for)."""
         return self._server.port
 
-    def publish(self, topology: Topology, find_problems: Callable[[], Sequence[str]] = tuple) -> None:
-        """Serve this topology from now on. `find_problems` says what is wrong with its ranks when /healthz is asked."""
+    def publish(
+        self,
+        topology: Topology,
+        find_problems: Callable[[], Sequence[str]] = tuple,
+        find_failures: Callable[[], list[Entry]] = list,
+    ) -> None:
+        """Serve this topology from now on.
+
+        `find_problems` says what is wrong with its ranks when /healthz is asked, `find_failures` answers /v1/failures.
+        """
         self._find_problems = find_problems
+        self._find_failures = find_failures
         self._body = encode_topology(topology)
         self._topology = topology
 
@@ -76,6 +101,8 @@ class BootstrapServer:
             return self._health(topology)
         if path == "/readyz":
             return self._readiness(topology)
+        if path == "/v1/failures":
+            return json_text(200, {"failures": self._find_failures()})
         if path == "/query" and self._serves_query:
             return json_text(503, {}) if topology is None else json_text(200, self._query(topology))
         if path == "/v1/topology":
@@ -83,7 +110,10 @@ class BootstrapServer:
                 return text(503, _STARTING)
             signed = {SIGNATURE_HEADER: sign(self._secret, self._body)}
             return 200, {"Content-Type": "application/json", **signed}, self._body
-        return text(404, "no such path; there are /query (on prefill), /v1/topology, /readyz and /healthz")
+        return text(
+            404,
+            "no such path; there are /query (on prefill), /v1/topology, /v1/failures, /readyz and /healthz",
+        )
 
     def _query(self, topology: Topology) -> dict[str, object]:
         """Return all data-parallel ranks of this pod: this one, and those that listen on the ports behind it."""
@@ -118,6 +148,9 @@ class BootstrapServer:
             return text(503, f"the engine's /health on port {self._api_port} doesn't answer: {error}")
         if status != 200:
             return text(503, f"the engine's /health on port {self._api_port} answers {status}")
+        stalled_s = self._stalled_s()
+        if stalled_s > STALLED_S:
+            return text(503, f"the engine hangs: it has been computing one step for {stalled_s:.0f} s")
         return text(200, "ready")
 
 

@@ -6,7 +6,7 @@ Supported: 0.32 and 0.33 (`SUPPORTED`). What is read, and where it lives there:
                                      kv_load_failure_policy                                   config/kv_transfer.py
     vllm_config.parallel_config      tensor/pipeline/prefill-context/decode-context sizes,
                                      cp_kv_cache_interleave_size, data_parallel_rank_local,
-                                     data_parallel_size_local                                 config/parallel.py
+                                     data_parallel_size_local, nnodes                         config/parallel.py
     vllm_config.model_config         hf_text_config, dtype, quantization, use_mla,
                                      get_total_num_kv_heads()                                 config/model.py
     vllm_config.compilation_config   static_forward_context: layer name -> layer with .impl   config/compilation.py
@@ -15,6 +15,8 @@ Supported: 0.32 and 0.33 (`SUPPORTED`). What is read, and where it lives there:
                                      block_size, dtype, dcp_sharded, head_size, head_size_v,
                                      state_content_bytes, tokens_per_state, kv_cache_specs    v1/kv_cache_interface.py
     distributed.parallel_state       get_tp_group(), get_pp_group(): this worker's ranks
+                                     get_inner_dp_world_group(): all ranks of the engine
+    scheduler_output                 total_num_scheduled_tokens                               v1/core/sched/output.py
     request.status                   the names of the finished states                         v1/request.py
     logging.getLogger("vllm")        its handlers and level                                   logger.py
 """
@@ -171,8 +173,21 @@ def _check_spec(spec: Any, dcp_size: int) -> None:
 
 
 def engine_id(vllm_config: Any) -> str:
-    """Return this engine's id, the same in all of its processes."""
+    """Return this engine's id, the same in all processes of its first node."""
     return str(vllm_config.kv_transfer_config.engine_id)
+
+
+def shared_engine_id(vllm_config: Any) -> str:
+    """Return this engine's id in a worker of any of its nodes; all of its workers have to ask at the same time.
+
+    vLLM draws the id anew on every node of an engine that spans several. The one that counts is that of the node with
+    the scheduler, which is the first rank's: it tells the others through vLLM's own process group.
+    """
+    own = engine_id(vllm_config)
+    if int(vllm_config.parallel_config.nnodes) == 1:
+        return own
+    state: Any = importlib.import_module("vllm.distributed.parallel_state")
+    return str(state.get_inner_dp_world_group().broadcast_object(own, src=0))
 
 
 def local_data_parallel_rank(vllm_config: Any) -> int:
@@ -211,8 +226,8 @@ def ranks() -> tuple[int, int]:
 def side_facts(vllm_config: Any, kv_cache_config: Any, layer_names: tuple[str, ...]) -> SideFacts:
     """Return what all ranks of this engine have in common.
 
-    Read when the KV tensors are registered, not earlier: until then vLLM may change the interleave.
-    Raises StartupError.
+    Read when the KV tensors are registered, not earlier: until then vLLM may change the interleave. All workers of an
+    engine register at the same time. Raises StartupError.
     """
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
     spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
@@ -231,7 +246,7 @@ def side_facts(vllm_config: Any, kv_cache_config: Any, layer_names: tuple[str, .
         raise StartupError(f"this engine's parallel layout can't be served: {error}") from error
     page_format = _page_format(vllm_config, layer_names)
     return SideFacts(
-        engine_id=engine_id(vllm_config),
+        engine_id=shared_engine_id(vllm_config),
         role=vllm_config.kv_transfer_config.kv_role,
         model_hash=_model_hash(model),
         model=str(model.served_model_name or model.model)[:512],
@@ -241,6 +256,11 @@ def side_facts(vllm_config: Any, kv_cache_config: Any, layer_names: tuple[str, .
         pipeline_parallel_size=int(parallel.pipeline_parallel_size),
         key_bytes=_key_bytes(_layer_specs(spec)) if page_format == "rows" else 0,
     )
+
+
+def num_scheduled_tokens(scheduler_output: Any) -> int:
+    """Return the tokens of a step."""
+    return int(scheduler_output.total_num_scheduled_tokens)
 
 
 def finished_normally(request: Any) -> bool:

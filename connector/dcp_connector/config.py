@@ -35,8 +35,8 @@ class ConnectorConfig(BaseModel):
         default=DEFAULT_BOOTSTRAP_PORT,
         ge=1,
         le=65535,
-        description="Port of /query, /v1/topology, /readyz, /healthz. Data-parallel rank i of a pod listens i ports "
-        "further on.",
+        description="Port of /query, /v1/topology, /v1/failures, /readyz, /healthz. Data-parallel rank i of a pod "
+        "listens i ports further on.",
     )
     api_port: int = Field(
         default=DEFAULT_API_PORT, ge=1, le=65535, description="The engine's own HTTP port, for /readyz."

@@ -100,7 +100,9 @@ class DCPMooncakeConnector(KVConnectorBase, SupportsHMA):
                 # The first one answers for the pod.
                 others = range(1, compat.local_data_parallel_size(vllm_config))
                 self._siblings = {f"data-parallel rank {number}": f"127.0.0.1:{port + number}" for number in others}
-            self._bootstrap = BootstrapServer(port, config.api_port, secret, serves_query=producer)
+            self._bootstrap = BootstrapServer(
+                port, config.api_port, secret, serves_query=producer, stalled_s=self._stalled_s
+            )
             shown = f"[{host}]" if ":" in host else host
             self._scheduler = SchedulerSide(
                 Identity(
@@ -136,6 +138,9 @@ class DCPMooncakeConnector(KVConnectorBase, SupportsHMA):
         assert self._scheduler is not None, "called on the worker's instance"
         return self._scheduler
 
+    def _stalled_s(self) -> float:
+        return self._scheduler.stalled_s if self._scheduler is not None else 0.0
+
     def on_new_request(self, request: Request) -> None:
         """See SchedulerSide.on_new_request."""
         self._planner.on_new_request(request)
@@ -156,8 +161,9 @@ class DCPMooncakeConnector(KVConnectorBase, SupportsHMA):
         """See SchedulerSide.bind_blocks."""
         self._planner.bind_blocks(gpu_block_pool)
 
-    def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:  # noqa: ARG002 - vLLM's signature
-        """See SchedulerSide.take_work."""
+    def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
+        """A step begins. See SchedulerSide.take_work."""
+        self._planner.step_begins(compat.num_scheduled_tokens(scheduler_output))
         return StepMetadata(self._planner.take_work())
 
     def update_connector_output(self, connector_output: Any) -> None:
@@ -168,6 +174,11 @@ class DCPMooncakeConnector(KVConnectorBase, SupportsHMA):
             connector_output.finished_sending or (),
             connector_output.finished_recving or (),
         )
+
+    def take_events(self) -> tuple[()]:
+        """A step has ended: vLLM asks once for each. There are no events of this connector."""
+        self._planner.step_ended()
+        return ()
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """See SchedulerSide.finished."""
@@ -192,7 +203,7 @@ class DCPMooncakeConnector(KVConnectorBase, SupportsHMA):
         ranks = {f"rank tp {each.tp_rank} pp {each.pp_rank}": each.health for each in facts}
         watch = RankWatch(ranks | self._siblings)
         with startup.explained():
-            self._bootstrap.publish(assemble(uuid.uuid4().hex, facts), watch.problems)
+            self._bootstrap.publish(assemble(uuid.uuid4().hex, facts), watch.problems, watch.failures)
 
     # A worker process.
 

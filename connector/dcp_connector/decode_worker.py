@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from dcp_connector.errors import PeerError, Reason, WireError
+from dcp_connector.failures import FailureLog
 from dcp_connector.loop import Loop
 from dcp_connector.peers import Peer, PeerBook, plan_asks, releases_to_all_ranks, releases_to_idle_ranks
 from dcp_connector.receiver import Answer, Receiver
@@ -72,11 +73,13 @@ class DecodeWorker:
         secret: Secret,
         counters: Counters,
         staging: Staging | None = None,
+        failures: FailureLog | None = None,
     ) -> None:
         self._facts = facts
         self._layout = layout
         self._segment = segment
         self._counters = counters
+        self._failures = failures or FailureLog(time.time)
         self._grace_s = config.cancel_grace_s
         self._timeout_s = config.request_timeout_s
         self._requests = DecodeRequests(config.request_timeout_s, config.cancel_grace_s, _LONGEST_WRITE_S)
@@ -331,6 +334,7 @@ class DecodeWorker:
         if finished.reason is None:
             self._counters.add("bytes_received", self._rows(load) * self._bytes_per_row)
         elif not finished.aborted:
+            self._failures.add(finished.reason, finished.detail)
             logger.warning(
                 "dcp: no KV for request %s (transfer %s): %s: %s",
                 load.request_id,

@@ -3,7 +3,8 @@
 Ranks are other processes, on other nodes where an engine spans some. Each serves `GET /healthz` on a port of its own,
 from a thread that depends on nothing that it reports on: 200, or 503 with one line for each thing that is wrong. The
 bootstrap server asks all of them when it is asked itself. So an idle engine is as well as a busy one, a rank that was
-killed refuses the connection, and one that is frozen lets it time out.
+killed refuses the connection, and one that is frozen lets it time out. `GET /v1/failures` beside it says why transfers
+failed on the rank (`failures`).
 """
 
 import http.client
@@ -13,7 +14,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from dcp_connector.errors import StartupError
-from dcp_connector.httpd import Answer, HttpServer, get, text
+from dcp_connector.failures import MAX_BYTES, Entry, decode, merged
+from dcp_connector.httpd import Answer, HttpServer, get, json_text, text
 
 #: Time for one rank's answer. Kubernetes' probes of /healthz need a longer timeoutSeconds.
 RANK_TIMEOUT_S = 2.0
@@ -28,11 +30,16 @@ _MAX_ANSWER_BYTES = 4096
 class RankHealth:
     """Serves one rank's health on a random port of `host`; `problems()` returns what is wrong, one line each.
 
+    `failures()` returns why transfers failed, see `failures.FailureLog`.
+
     Raises StartupError when `host` isn't this machine's address.
     """
 
-    def __init__(self, host: str, problems: Callable[[], list[str]]) -> None:
+    def __init__(
+        self, host: str, problems: Callable[[], list[str]], failures: Callable[[], list[Entry]] = list
+    ) -> None:
         self._problems = problems
+        self._failures = failures
         try:
             self._server = HttpServer(host, 0, self._respond, "dcp-health")
         except OSError as error:
@@ -47,8 +54,10 @@ class RankHealth:
         self._server.close()
 
     def _respond(self, path: str) -> Answer:
+        if path == "/v1/failures":
+            return json_text(200, {"failures": self._failures()})
         if path != "/healthz":
-            return text(404, "no such path; there is /healthz")
+            return text(404, "no such path; there are /healthz and /v1/failures")
         problems = self._problems()
         return text(503, "; ".join(problems)) if problems else text(200, "ok")
 
@@ -68,6 +77,9 @@ class RankWatch:
         self._lock = threading.Lock()
         self._found: tuple[str, ...] = ()
         self._found_at = float("-inf")
+        self._failures_lock = threading.Lock()
+        self._failures: list[Entry] = []
+        self._failures_at = float("-inf")
 
     def problems(self) -> tuple[str, ...]:
         """Return one line for each rank that isn't well, in the order of the ranks; empty when all are."""
@@ -79,6 +91,25 @@ class RankWatch:
                 self._found = tuple(f"{name}: {words}" for name, words in named if words is not None)
                 self._found_at = time.monotonic()
             return self._found
+
+    def failures(self) -> list[Entry]:
+        """Return why transfers failed on any rank, the newest first. Ranks that don't answer are left out."""
+        with self._failures_lock:
+            if time.monotonic() - self._failures_at > LASTS_S:
+                with ThreadPoolExecutor(max(1, min(_MAX_ASKING, len(self._addresses)))) as pool:
+                    self._failures = merged(pool.map(_ask_failures, self._addresses.values()))
+                self._failures_at = time.monotonic()
+            return self._failures
+
+
+def _ask_failures(address: str) -> list[Entry]:
+    """Return why transfers failed on the rank at "host:port"; nothing where it doesn't say."""
+    host, _, port = address.rpartition(":")
+    try:
+        status, _, body = get(host.strip("[]"), int(port), "/v1/failures", RANK_TIMEOUT_S, MAX_BYTES)
+    except (OSError, http.client.HTTPException, ValueError):
+        return []
+    return decode(body) if status == 200 else []
 
 
 def _ask(address: str) -> str | None:

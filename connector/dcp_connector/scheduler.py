@@ -105,6 +105,8 @@ class SchedulerSide:
         self._pinned: dict[str, int] = {}
         self._num_pinned_blocks = 0
         self._used: OrderedDict[str, float] = OrderedDict()
+        #: since when the engine computes a step that has not ended
+        self._step_since: float | None = None
         self._quarantine = Quarantine()
         self._work = StepWork()
         self._report = RankReport()
@@ -186,6 +188,21 @@ class SchedulerSide:
     def bind_blocks(self, pool: BlockPool) -> None:
         """Take vLLM's pool of blocks: those that a writer may still write into are kept out of it."""
         self._quarantine.bind(pool)
+
+    def step_begins(self, num_tokens: int) -> None:
+        """The engine begins to compute a step of so many tokens. Steps without tokens wait for nothing."""
+        if num_tokens > 0 and self._step_since is None:
+            self._step_since = self._clock()
+
+    def step_ended(self) -> None:
+        """A step's tokens are computed."""
+        self._step_since = None
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds that the present step takes already; 0 between steps. Any thread."""
+        since = self._step_since
+        return 0.0 if since is None else self._clock() - since
 
     def take_work(self) -> StepWork:
         """Return what came up since the last step."""

@@ -6,10 +6,12 @@ Every method is called on the engine's thread, about a thousand times a second w
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from dcp_connector.decode_worker import DecodeWorker
 from dcp_connector.errors import ConnectorError
+from dcp_connector.failures import FailureLog
 from dcp_connector.handshake import RankFacts, SideFacts, side_layout, wire_page
 from dcp_connector.health import RankHealth, thread_problem
 from dcp_connector.layers import Registered, flatten, read_layers, with_halves
@@ -69,6 +71,7 @@ class WorkerSide:
         self._report = RankReport()
         self._virtual_block_size = 1
         self._health: RankHealth | None = None
+        self._failures = FailureLog(time.time)
         self.facts: RankFacts | None = None
 
     def register(self, tensors: Mapping[str, Registered]) -> None:
@@ -97,7 +100,7 @@ class WorkerSide:
                 secret=self._secret,
                 counters=self._counters,
             )
-        self._health = RankHealth(self._host, self.problems)
+        self._health = RankHealth(self._host, self.problems, self._failures.entries)
         self.facts = RankFacts(
             side=facts,
             tp_rank=self._tp_rank,
@@ -115,6 +118,7 @@ class WorkerSide:
                 secret=self._secret,
                 counters=self._counters,
                 staging=self._decode_staging(transport, layers, facts),
+                failures=self._failures,
             )
         logger.info(
             "dcp: rank tp %d pp %d is up: %s, %s pages, segment %s",

@@ -1,25 +1,43 @@
 """The only writer of the cluster: carries out a plan, writes the status, records events; failures become problems."""
 
+import asyncio
+import itertools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from dcp_operator import names
 from dcp_operator.api.base import API_VERSION, KIND
-from dcp_operator.build.objects import owner_reference
 from dcp_operator.client import ApiError
 from dcp_operator.difference import first_difference
-from dcp_operator.kinds import DEPLOYMENT_OF_ENGINES, SECRET, Kind, Ref, kind_named
-from dcp_operator.observed import Body, Child, Key, Observed, Settled, essence
-from dcp_operator.plan import Apply, Delete, Plan, name_taken, settled
+from dcp_operator.events import EventWrites, Recorder
+from dcp_operator.kinds import (
+    DEPLOYMENT_OF_ENGINES,
+    GIVEN_ONCE,
+    NETWORK_POLICY,
+    POD,
+    SCALER,
+    SECRET,
+    SERVICE_ACCOUNT,
+    WORKLOAD_KINDS,
+    Kind,
+    Ref,
+    kind_named,
+    lasting,
+)
+from dcp_operator.load import candidates, cost_patches, load_of
+from dcp_operator.observed import Body, Child, Key, Observed, Settled, essence, section
+from dcp_operator.plan import Action, Apply, Delete, Plan, Scale, name_taken, settled
 from dcp_operator.reasons import Problem, Reason
+from dcp_operator.status import said_by_others
 
 log = logging.getLogger(__name__)
 
-_MAX_EVENT_MESSAGE = 1024
+#: What has to be there before an object's first pods.
+_BEFORE_PODS = frozenset({SECRET.kind, SERVICE_ACCOUNT.kind, NETWORK_POLICY.kind})
 
 
-class Writes(Protocol):
+class Writes(EventWrites, Protocol):
     """What of the API server's calls a plan needs; `dcp_operator.client.Api` has them."""
 
     def get(self, kind: Kind, namespace: str, name: str) -> Body | None:
@@ -30,12 +48,20 @@ class Writes(Protocol):
         """Apply a manifest; return the object as it is then."""
         ...
 
-    def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
-        """Delete the object with this uid, if it still exists."""
+    def drop_from_status(self, kind: Kind, namespace: str, name: str, uid: str, fields: Body) -> Body:
+        """Take fields out of a status; return the object as it is then."""
         ...
 
-    def create_event(self, namespace: str, event: Body) -> None:
-        """Record an event."""
+    def create(self, kind: Kind, namespace: str, manifest: Body) -> Body:
+        """Make an object that does not exist; return it."""
+        ...
+
+    def scale(self, kind: Kind, namespace: str, name: str, uid: str, replicas: int) -> str | None:
+        """Have the workload with this uid ask for so many pods; return its version then, None if it is gone."""
+        ...
+
+    def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        """Delete the object with this uid, if it still exists."""
         ...
 
 
@@ -53,41 +79,72 @@ class Memory(Protocol):
 
 #: Runs a blocking call elsewhere: `await run(function, *arguments)`.
 Run = Callable[..., Awaitable[Any]]
+#: Reads pages of pods by their URLs, in their order; the empty text stands for one that can't be had.
+Pages = Callable[[Sequence[str]], Awaitable[list[str]]]
 
 
 class Applier:
     """Carries out decisions. Blocking calls go through `run`, the cache is touched by the caller's thread only."""
 
-    def __init__(self, api: Writes, memory: Memory, run: Run) -> None:
+    def __init__(self, api: Writes, memory: Memory, run: Run, pages: Pages) -> None:
         self._api = api
         self._memory = memory
         self._run = run
+        self._recorder = Recorder(api, run)
+        self._pages = pages
 
     async def execute(self, plan: Plan, observed: Observed) -> list[Problem]:
         """Carry out a plan in its order; return what could not be done.
 
         One refused manifest does not keep the others from being applied. An API server that does not answer ends the
-        pass: it is tried again as a whole.
+        pass: it is tried again as a whole. What is new goes at once, but for what has to wait for something.
         """
         problems = list(plan.blocked)
-        for action in plan.actions:
-            try:
-                problem = await self._carry_out(action, observed)
-            except ApiError as error:
-                problem = problem_of(error, f"{_verb(action)} {action.ref}")
-                log.warning(
-                    "action failed object=%s action=%s child=%s reason=%s error=%s",
-                    observed.key,
-                    _verb(action),
-                    action.ref,
-                    problem.reason,
-                    error,
-                )
-            if problem is not None:
-                problems.append(problem)
-                if problem.reason is Reason.API_UNAVAILABLE:
-                    break
+        await self._weigh(plan, observed)
+        for batch in _batches(plan.actions):
+            found = await asyncio.gather(*(self._attempt(action, observed) for action in batch))
+            problems += [problem for problem in found if problem is not None]
+            if any(problem is not None and problem.reason is Reason.API_UNAVAILABLE for problem in found):
+                break
         return problems
+
+    async def _attempt(self, action: Action, observed: Observed) -> Problem | None:
+        try:
+            return await self._carry_out(action, observed)
+        except ApiError as error:
+            problem = problem_of(error, f"{_verb(action)} {action.ref}")
+            log.warning(
+                "action failed object=%s action=%s child=%s reason=%s error=%s",
+                observed.key,
+                _verb(action),
+                action.ref,
+                problem.reason,
+                error,
+            )
+            return problem
+
+    async def _weigh(self, plan: Plan, observed: Observed) -> None:
+        """Have the least loaded engines go first where a plan makes a workload smaller. Never keeps it from that."""
+        shrinking = [(action.ref, _replicas(action)) for action in plan.actions]
+        engines = [
+            engine
+            for ref, replicas in shrinking
+            if replicas is not None
+            for engine in candidates(observed, ref, replicas)
+        ]
+        if not engines:
+            return
+        pages = await self._pages([engine.url for engine in engines])
+        loads = {engine.name: load_of(page) for engine, page in zip(engines, pages, strict=True)}
+        unknown = sorted(name for name, load in loads.items() if load is None)
+        if unknown:
+            log.info("load unknown object=%s pods=%s", observed.key, ",".join(unknown))
+        for patch in cost_patches(engines, loads):
+            try:
+                self._memory.store(await self._run(self._api.apply, POD, observed.key.namespace, patch))
+            except ApiError as error:
+                # The pod may be gone, or another has its name. Which pod goes is not worth waiting for.
+                log.info("cost not set object=%s pod=%s error=%s", observed.key, patch["metadata"]["name"], error)
 
     async def find_key(self, observed: Observed) -> Problem | None:
         """Look for the control channel's key where no watch shows it: in an own Secret that lost its label.
@@ -114,6 +171,11 @@ class Applier:
         }
         try:
             body = await self._run(self._api.apply, DEPLOYMENT_OF_ENGINES, observed.key.namespace, manifest, "status")
+            foreign = said_by_others(status, section(body, "status"))
+            if foreign:
+                # Applying leaves what others own; what we don't say must not be said.
+                where = (DEPLOYMENT_OF_ENGINES, observed.key.namespace, observed.key.name, observed.uid)
+                body = await self._run(self._api.drop_from_status, *where, foreign)
         except ApiError as error:
             if error.status in (404, 409):
                 return None
@@ -122,38 +184,45 @@ class Applier:
         self._memory.store(body)
         return None
 
-    async def record(self, observed: Observed, reason: str, message: str, *, is_warning: bool, now: str) -> None:
-        """Record an event about the object. Events are help, not state: a failure is logged and forgotten."""
-        owner = owner_reference(observed.key.name, observed.uid)
-        event = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"generateName": f"{observed.key.name}.", "namespace": observed.key.namespace},
-            "involvedObject": {
-                **{key: owner[key] for key in ("apiVersion", "kind", "name", "uid")},
-                "namespace": observed.key.namespace,
-            },
-            "type": "Warning" if is_warning else "Normal",
-            "reason": reason,
-            "message": message[:_MAX_EVENT_MESSAGE],
-            "source": {"component": names.OPERATOR},
-            "reportingComponent": names.OPERATOR,
-            "firstTimestamp": now,
-            "lastTimestamp": now,
-            "count": 1,
+    async def write_scaler_status(self, observed: Observed, scaler: Child, status: Body) -> Problem | None:
+        """Write the status of exactly this scaler, and nothing of what autoscalers own in it."""
+        manifest = {
+            "apiVersion": SCALER.api_version,
+            "kind": SCALER.kind,
+            "metadata": {"name": scaler.ref.name, "namespace": observed.key.namespace, "uid": scaler.uid},
+            "status": status,
         }
         try:
-            await self._run(self._api.create_event, observed.key.namespace, event)
+            body = await self._run(self._api.apply, SCALER, observed.key.namespace, manifest, "status")
         except ApiError as error:
-            log.info("event not recorded object=%s reason=%s error=%s", observed.key, reason, error)
+            if error.status in (404, 409):
+                return None
+            log.warning("status not written object=%s child=%s error=%s", observed.key, scaler.ref, error)
+            return problem_of(error, f"write the status of {scaler.ref}")
+        self._memory.store(body)
+        return None
 
-    async def _carry_out(self, action: Apply | Delete, observed: Observed) -> Problem | None:
+    async def record(self, observed: Observed, reason: str, message: str, *, is_warning: bool, now: str) -> None:
+        """Record an event about the object; one that repeats an earlier one is counted."""
+        await self._recorder.record(observed, reason, message, is_warning=is_warning, now=now)
+
+    async def _carry_out(self, action: Action, observed: Observed) -> Problem | None:
         kind, namespace = kind_named(action.ref.kind), observed.key.namespace
         if isinstance(action, Delete):
             await self._run(self._api.delete, kind, namespace, action.ref.name, action.uid)
             log.info("deleted object=%s child=%s why=%s", observed.key, action.ref, action.why)
             return None
         before = observed.children.get(action.ref)
+        if isinstance(action, Scale):
+            version = await self._run(self._api.scale, kind, namespace, action.ref.name, action.uid, action.replicas)
+            if before is not None and version is not None:
+                # The answer is not the workload itself; what is known of it, with what changed, is.
+                self._memory.store(_scaled(before.body, action.replicas, version))
+            log.info(
+                "scaled object=%s child=%s replicas=%d why=%s", observed.key, action.ref, action.replicas, action.why
+            )
+            return None
+        manifest, write = action.manifest, self._api.apply
         if action.is_new:
             # Applying would take over whatever has this name, so look first. It may be ours and not seen yet.
             found = await self._run(self._api.get, kind, namespace, action.ref.name)
@@ -163,10 +232,13 @@ class Applier:
                     return name_taken(before, observed)
                 if before.is_deleting:
                     return None
-                if first_difference(action.manifest, found) is None:
+                manifest = lasting(manifest)
+                if first_difference(manifest, found) is None:
                     self._memory.store(found)
                     return None
-        body = await self._run(self._api.apply, kind, namespace, action.manifest)
+            elif action.ref.kind in GIVEN_ONCE:
+                write = self._api.create
+        body = await self._run(write, kind, namespace, manifest)
         self._memory.store(body)
         if before is not None and essence(before.body) == essence(body):
             self._memory.settle(observed.key, action.ref, settled(action.manifest, body))
@@ -189,5 +261,42 @@ def problem_of(error: ApiError, what: str) -> Problem:
     )
 
 
-def _verb(action: Apply | Delete) -> str:
-    return "delete" if isinstance(action, Delete) else "apply"
+def _batches(actions: Iterable[Action]) -> Iterable[list[Action]]:
+    """Return actions in their order, those together that need not wait for one another.
+
+    Of what is new, pods wait for what they refer to and for who may connect to them, and nothing else comes before
+    them: while a hundred objects are made at once, that is what their users wait for.
+    """
+
+    def is_new(action: Action) -> bool:
+        return isinstance(action, Apply) and action.is_new
+
+    def stage(action: Action) -> int:
+        kind = action.ref.kind
+        return 0 if kind in _BEFORE_PODS else 1 if kind in WORKLOAD_KINDS else 2
+
+    for new, run in itertools.groupby(actions, is_new):
+        if new:
+            yield from (list(batch) for _, batch in itertools.groupby(sorted(run, key=stage), stage))
+        else:
+            yield from ([action] for action in run)
+
+
+def _replicas(action: Action) -> int | None:
+    """Return how many pods a workload has after an action, None where that is not what it changes."""
+    match action:
+        case Apply():
+            return section(action.manifest, "spec").get("replicas")
+        case Scale():
+            return action.replicas
+        case Delete():
+            return None
+
+
+def _scaled(body: Body, replicas: int, version: str) -> Body:
+    metadata = {**body["metadata"], "resourceVersion": version}
+    return {**body, "metadata": metadata, "spec": {**body["spec"], "replicas": replicas}}
+
+
+def _verb(action: Action) -> str:
+    return {Apply: "apply", Scale: "scale", Delete: "delete"}[type(action)]

@@ -46,7 +46,7 @@ class CatalogueFile:
         self._read = content
         models, problems = ([], [content]) if isinstance(content, str) else _parse(content)
         for problem in problems:
-            log.warning("catalogue file=%s %s", self._path, problem)
+            log.warning("catalogue entry left out file=%s problem=%s", self._path, problem)
         self.catalogue = builtin().with_models(models)
         log.info("catalogue read file=%s models=%d left_out=%d", self._path, len(models), len(problems))
         return True

@@ -50,8 +50,7 @@ class Certificate:
                     log.info("certificate loaded file=%s", self._cert)
                 said = ""
             except OSError as error:
-                why = f"certificate not usable file={self._cert} error={error}"
-                if why != said:
-                    log.warning(why)
-                    said = why
+                if str(error) != said:
+                    log.warning("certificate not usable file=%s error=%s", self._cert, error)
+                    said = str(error)
             await asyncio.sleep(_POLL_S if self.is_loaded else _MISSING_S)

@@ -1,12 +1,13 @@
 """What every process of the operator reads and says: settings from the environment, and lines of a log."""
 
 import logging
-import os
 import sys
 from collections.abc import Mapping
 from typing import Final
 
-_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
+from dcp_operator.logs import FORMATS, JsonFormatter, TextFormatter
+
+_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 class SettingError(ValueError):
@@ -23,13 +24,27 @@ def read_port(environment: Mapping[str, str], name: str, default: int) -> int:
     return int(text)
 
 
-def configure_logging() -> None:
-    """Log to standard error, one line an entry. Expected errors are lines; only defects bring a traceback."""
+def read_metrics_port(environment: Mapping[str, str]) -> int | None:
+    """Return the port that metrics are shown on, None where they aren't. Raises SettingError."""
+    return read_port(environment, "DCP_METRICS_PORT", 0) or None
+
+
+def configure_logging(environment: Mapping[str, str]) -> None:
+    """Log to standard error, one line an entry. Expected errors are lines; only defects bring a traceback.
+
+    Raises SettingError.
+    """
+    form = environment.get("DCP_LOG_FORMAT", "").strip().lower() or "text"
+    if form not in FORMATS:
+        raise SettingError(f"DCP_LOG_FORMAT: found {form!r}, must be {' or '.join(FORMATS)}")
+    level = environment.get("DCP_LOG_LEVEL", "").strip().upper() or "INFO"
+    if level not in _LEVELS:
+        raise SettingError(f"DCP_LOG_LEVEL: found {level!r}, must be one of {', '.join(_LEVELS)}")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(_FORMAT))
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     handler.addFilter(is_worth_a_line)
     handler.addFilter(_without_expected_tracebacks)
-    logging.basicConfig(level=os.environ.get("DCP_LOG_LEVEL", "INFO").upper(), handlers=[handler], force=True)
+    logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.getLogger("kopf").setLevel(logging.WARNING)
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
 
@@ -50,8 +65,8 @@ def _without_expected_tracebacks(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
     module = type(error).__module__
     if error is not None and (isinstance(error, OSError) or module.startswith(("kopf._cogs.clients", "aiohttp"))):
-        record.msg = f"{record.getMessage()} ({type(error).__name__}: {error})"
-        record.args = None
+        given = record.args if isinstance(record.args, tuple) else ()
+        record.msg, record.args = f"{record.msg} error=%s", (*given, f"{type(error).__name__}: {error}")
         record.exc_info = None
         record.exc_text = None
     return True

@@ -4,16 +4,28 @@ Events of one object can arrive late and a deletion can be missed while a watch 
 newer one, what is gone comes back only with a newer one, and every resync compares the cache with a list.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from dcp_operator import names
-from dcp_operator.kinds import CHILD_KINDS, DEPLOYMENT_OF_ENGINES, POD, SECRET, Kind, Ref, ref_of
+from dcp_operator.groups import as_engines
+from dcp_operator.kinds import (
+    CHILD_KINDS,
+    CONTROLLER_REVISION,
+    DEPLOYMENT_OF_ENGINES,
+    OPTIONAL_KINDS,
+    POD,
+    SECRET,
+    Kind,
+    Ref,
+    ref_of,
+)
 from dcp_operator.observed import Body, Child, Key, Observed, Settled, entries, section, stored_key
+from dcp_operator.port_ledger import PortLedger
 
-#: Everything that is watched.
+#: Everything that is watched in every cluster.
 WATCHED_KINDS = (DEPLOYMENT_OF_ENGINES, *CHILD_KINDS, POD)
-_CHILDREN = frozenset(kind.kind for kind in CHILD_KINDS)
+_CHILDREN = frozenset(kind.kind for kind in (*CHILD_KINDS, *OPTIONAL_KINDS))
 #: Objects that are gone and remembered: late news is seconds old, and this is many times what goes in seconds.
 _GONE_KEPT: Final = 10_000
 
@@ -30,6 +42,9 @@ class Cache:
         self._gone: dict[str, int] = {}
         self._settled: dict[Key, dict[Ref, Settled]] = {}
         self._kv_keys: dict[tuple[Key, str], str] = {}
+        self._ports = PortLedger()
+        #: Optional kinds that can't be had, and why. Replaced as a whole, so that snapshots keep what they were given.
+        self.unavailable: Mapping[str, str] = {}
 
     def keys(self) -> list[Key]:
         """Return all objects that exist."""
@@ -45,31 +60,40 @@ class Cache:
         return Observed(
             body=body,
             children=children,
-            pods=tuple(child for ref, child in held.items() if ref.kind == POD.kind),
+            pods=as_engines(child for ref, child in held.items() if ref.kind == POD.kind),
             remembered_key=self._kv_keys.get((key, body["metadata"]["uid"])),
             settled=dict(self._settled.get(key, {})),
+            ports_of_others=self._ports.taken_from(key),
+            unavailable=self.unavailable,
         )
+
+    def lend_ports(self, key: Key, ports: Iterable[int]) -> None:
+        """Keep ports of nodes for an object whose workloads are about to be made."""
+        self._ports.lend(key, ports)
 
     def store(self, body: Body) -> set[Key]:
         """Take in an object as it is now; return whose it is, and was if somebody changed its label or its owner.
 
-        Empty where it is of no interest, or older than what is known.
+        Empty where it is of no interest, older than what is known, or the same.
         """
         changed: set[Key] = set()
         uid, ref, key = body["metadata"]["uid"], ref_of(body), owner_key(body)
         if self._is_from_before_its_end(body):
             return changed
-        before = self._places.get(uid)
+        before, kept = self._places.get(uid), slim(body)
         if before is not None:
-            if _is_older(body, self._held[before][ref]):
+            known = self._held[before][ref]
+            # The answer to a write of ours comes again as an event: nothing in it is news.
+            if _is_older(body, known) or kept == known:
                 return changed
             if before != key:
                 changed |= self.drop(body)
         if key is not None:
             self._gone.pop(uid, None)
             self._displace(key, ref, body)
-            self._held.setdefault(key, {})[ref] = slim(body)
+            self._held.setdefault(key, {})[ref] = kept
             self._places[uid] = key
+            self._ports.see(key, body)
             self._remember_kv_key(key, body)
             changed.add(key)
         return changed
@@ -91,12 +115,24 @@ class Cache:
             return {owner} if owner is not None and ref not in self._held.get(owner, {}) else set()
         held = self._held[key]
         del held[ref]
+        self._ports.forget(uid)
         if ref == _own_ref(key):
+            self._ports.lend(key, ())
             self._settled.pop(key, None)
             self._kv_keys.pop((key, uid), None)
         if not held:
             del self._held[key]
         return {key}
+
+    def is_behind(self, listed: Iterable[Body]) -> bool:
+        """Whether a list shows something newer than what is known, that a watch should have told or is about to."""
+        return any(map(self._is_news, listed))
+
+    def _is_news(self, body: Body) -> bool:
+        key = self._places.get(body["metadata"]["uid"])
+        if key is None:
+            return owner_key(body) is not None and not self._is_from_before_its_end(body)
+        return _is_older(self._held[key][ref_of(body)], body)
 
     def correct(self, kind: Kind, listed: Iterable[Body], version: str, namespace: str | None) -> set[Key]:
         """Take in a list of a kind in a namespace (None: in all); return whose objects it changed.
@@ -176,9 +212,11 @@ def slim(body: Body) -> Body:
     """Return a body without what no decision reads; pods are many and most of a pod is its spec."""
     metadata = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
     result = {**body, "metadata": metadata}
+    if body["kind"] == CONTROLLER_REVISION.kind:
+        result.pop("data", None)
     if body["kind"] == POD.kind:
         status = section(body, "status")
-        kept = ("phase", "reason", "message", "conditions", "initContainerStatuses", "containerStatuses")
+        kept = ("phase", "reason", "message", "conditions", "podIP", "initContainerStatuses", "containerStatuses")
         result = {
             "kind": body["kind"],
             "metadata": metadata,

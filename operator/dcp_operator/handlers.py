@@ -12,6 +12,7 @@ import kopf
 
 from dcp_operator.client import ApiError
 from dcp_operator.gather import WATCHED_KINDS
+from dcp_operator.health import Health
 from dcp_operator.kinds import DEPLOYMENT_OF_ENGINES, Kind
 from dcp_operator.names import LABEL_NAME
 from dcp_operator.process import keep_watching, new_registry, quiet_kopf
@@ -22,12 +23,14 @@ log = logging.getLogger(__name__)
 _RETRY_S: Final = 5.0
 
 
-def build_registry(reconciler: Reconciler) -> kopf.OperatorRegistry:
+def build_registry(reconciler: Reconciler, health: Health) -> kopf.OperatorRegistry:
     """Return kopf's registry with the controller's handlers."""
     registry = new_registry()
+    beating: set[asyncio.Task[None]] = set()
 
     @kopf.on.startup(registry=registry)
     async def start(settings: kopf.OperatorSettings, **_: Any) -> None:  # pyright: ignore[reportUnusedFunction] - registered
+        beating.add(asyncio.create_task(health.keep_beating()))
         quiet_kopf(settings)
         keep_watching(settings)
         for kind in WATCHED_KINDS:
@@ -38,19 +41,14 @@ def build_registry(reconciler: Reconciler) -> kopf.OperatorRegistry:
                 return await reconciler.start()
             except ApiError as error:
                 # Without one of the lists nothing can be judged; which one is missing is in the message.
-                log.warning("waiting until everything can be listed: %s", error)
+                log.warning("waiting until everything can be listed error=%s", error)
                 await asyncio.sleep(_RETRY_S)
 
     @kopf.on.cleanup(registry=registry)
     async def stop(**_: Any) -> None:  # pyright: ignore[reportUnusedFunction] - registered
         await reconciler.stop()
-
-    @kopf.on.probe(registry=registry, id="stuck")
-    async def probe(**_: Any) -> list[str]:  # pyright: ignore[reportUnusedFunction] - registered
-        stuck = [str(key) for key in reconciler.stuck()]
-        if stuck:
-            raise kopf.PermanentError(f"reconciling does not end for: {', '.join(stuck)}")
-        return stuck
+        for task in beating:
+            task.cancel()
 
     for kind in WATCHED_KINDS:
         _watch(registry, kind, reconciler)

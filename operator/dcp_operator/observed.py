@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 from dcp_operator import names
-from dcp_operator.kinds import DEPLOYMENT, SECRET, Ref, ref_of
+from dcp_operator.kinds import DEPLOYMENT, LEADER_WORKER_SET, SCALER, SECRET, WORKLOAD_KINDS, Ref, ref_of
 from dcp_operator.settings import Role
 
 Body = dict[str, Any]
@@ -66,8 +66,21 @@ class Child:
 
     @property
     def revision(self) -> str | None:
-        """The revision that it belongs to, for workloads: from the selector, which nobody can change."""
-        return section(self.body, "spec", "selector", "matchLabels").get(names.LABEL_REVISION)
+        """The revision that it belongs to, for workloads: from the selector, which nobody can change.
+
+        A LeaderWorkerSet has no selector, so that its label has to do.
+        """
+        holder = self.labels if self.ref.kind == LEADER_WORKER_SET.kind else self._selected
+        return holder.get(names.LABEL_REVISION)
+
+    @property
+    def component(self) -> str | None:
+        """The component whose pods it runs, for workloads."""
+        return self._selected.get(names.LABEL_ROLE) or self.labels.get(names.LABEL_ROLE)
+
+    @property
+    def _selected(self) -> Mapping[str, str]:
+        return section(self.body, "spec", "selector", "matchLabels")
 
     @property
     def is_deleting(self) -> bool:
@@ -94,10 +107,15 @@ class Observed:
 
     body: Body = field(repr=False)
     children: Mapping[Ref, Child] = field(default_factory=dict[Ref, Child])
+    #: Pods; of an engine that is a group of pods its leader, Ready only while all are (`dcp_operator.groups`).
     pods: tuple[Body, ...] = field(default=(), repr=False)
     #: Key of the control channel as it was seen last, base64: restored when the Secret is deleted.
     remembered_key: str | None = field(default=None, repr=False)
     settled: Mapping[Ref, Settled] = field(default_factory=dict[Ref, Settled], repr=False)
+    #: Ports of nodes that other objects have.
+    ports_of_others: frozenset[int] = field(default=frozenset(), repr=False)
+    #: Kinds of children that can't be made now, and why: the API server doesn't know them, or keeps them from us.
+    unavailable: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
 
     @property
     def key(self) -> Key:
@@ -125,19 +143,35 @@ class Observed:
         return section(self.body, "status")
 
     def workloads(self) -> list[Child]:
-        """Return this object's Deployments of all revisions, in a fixed order."""
-        found = [child for ref, child in self.children.items() if ref.kind == DEPLOYMENT.kind]
+        """Return what runs this object's pods, of all revisions, in a fixed order."""
+        found = [child for ref, child in self.children.items() if ref.kind in WORKLOAD_KINDS]
         return sorted((child for child in found if child.belongs_to(self.uid)), key=lambda child: child.ref)
 
     def workload(self, component: str, revision: str) -> Child | None:
-        """Return one revision's Deployment of a component, if it exists and is this object's."""
-        child = self.children.get(Ref(DEPLOYMENT.kind, names.workload(self.key.name, component, revision)))
-        return child if child is not None and child.belongs_to(self.uid) else None
+        """Return what runs one revision's pods of a component, if it exists and is this object's."""
+        name = names.workload(self.key.name, component, revision)
+        found = (self.children.get(Ref(kind, name)) for kind in WORKLOAD_KINDS)
+        return next((child for child in found if child is not None and child.belongs_to(self.uid)), None)
 
-    def live_replicas(self, revision: str) -> dict[Role, int]:
-        """Return the replicas that the engines' Deployments of a revision have now, without regard to the spec."""
-        found = {role: self.workload(role, revision) for role in Role}
-        return {role: child.body["spec"].get("replicas", 1) for role, child in found.items() if child is not None}
+    def scaler(self, role: Role) -> Child | None:
+        """Return the scaler of a role, if it exists and is this object's."""
+        child = self.children.get(Ref(SCALER.kind, names.scaler(self.key.name, role)))
+        return child if child is not None and child.belongs_to(self.uid) and not child.is_deleting else None
+
+    def asked_replicas(self) -> dict[Role, int]:
+        """Return how many engines are asked for by role, for roles whose count an autoscaler owns.
+
+        A scaler says so; where there is none yet, or somebody deleted it, what runs is what was asked for.
+        """
+        result: dict[Role, int] = {}
+        for role in Role:
+            scaler = self.scaler(role)
+            engines = [child for child in self.workloads() if child.component == role]
+            if scaler is not None:
+                result[role] = scaler.body["spec"]["replicas"]
+            elif engines:
+                result[role] = sum(child.body["spec"].get("replicas", 1) for child in engines)
+        return result
 
     def kv_key(self) -> str | None:
         """Return the control channel's key as base64: the Secret's, else the one seen last."""

@@ -4,18 +4,20 @@ Nothing here reads the object's own status: a crash at any line, a second edit i
 event leaves nothing to remember.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from dcp_operator import names
 from dcp_operator.difference import first_difference
-from dcp_operator.kinds import CHILD_KINDS, DEPLOYMENT, Ref, ref_of
+from dcp_operator.kinds import CHILD_KINDS, DEPLOYMENT, LEADER_WORKER_SET, WORKLOAD_KINDS, Ref, lasting, ref_of
 from dcp_operator.observed import Child, Observed, Settled, essence
 from dcp_operator.reasons import Problem, Reason
-from dcp_operator.rollout import is_router, retired_revisions, routers_remain
+from dcp_operator.rollout import RolloutState, is_router, routers_remain
+from dcp_operator.target import Target
 
 _KIND_ORDER = {kind.kind: index for index, kind in enumerate(CHILD_KINDS)}
+_KIND_ORDER[LEADER_WORKER_SET.kind] = _KIND_ORDER[DEPLOYMENT.kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,17 @@ class Delete:
     why: str
 
 
-Action = Apply | Delete
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Make exactly the workload with this uid ask for so many pods, and leave its template as it is."""
+
+    ref: Ref
+    uid: str
+    replicas: int
+    why: str
+
+
+Action = Apply | Scale | Delete
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,40 +65,79 @@ class Plan:
     blocked: tuple[Problem, ...] = ()
 
 
-def make_plan(manifests: Sequence[dict[str, Any]], revision: str, observed: Observed, now: str = "") -> Plan:
-    """Return the actions that make the cluster hold `manifests`, and no more than that.
+def make_plan(target: Target, observed: Observed, now: str = "") -> Plan:
+    """Return the actions that make the cluster hold the target's manifests, and no more than that.
 
     `now` (RFC 3339) tells whose grace period is over; without it nobody's is.
-    Workloads of earlier revisions stay until `dcp_operator.rollout` lets them go. An object that is being removed gets
+    How many pods a revision's workloads ask for, and which revisions go, is for `dcp_operator.rollout` to say. While
+    rollouts are paused, workloads that exist get no new template. A refused object, and one that is being removed, gets
     nothing: Kubernetes removes its children by their owner references.
     """
-    if observed.is_deleting:
+    rollout = target.rollout
+    if observed.is_deleting or rollout is None:
         return Plan()
+    manifests = [sized for manifest in target.manifests if (sized := _sized(manifest, rollout)) is not None]
     actions: list[Action] = []
     blocked: list[Problem] = []
     for manifest in manifests:
         wanted = with_hash(manifest)
         child = observed.children.get(ref_of(wanted))
-        if child is None:
+        if manifest["kind"] in observed.unavailable:
+            blocked.append(Problem(Reason.GROUPS_UNAVAILABLE, observed.unavailable[manifest["kind"]]))
+        elif child is None:
             actions.append(Apply(wanted, "missing", is_new=True))
         elif not child.belongs_to(observed.uid):
             blocked.append(name_taken(child, observed))
         elif not child.is_deleting:
-            why = _why_apply(wanted, child, observed.settled.get(child.ref))
+            if rollout.is_paused and child.ref.kind in WORKLOAD_KINDS:
+                actions.extend(_scale(child, wanted["spec"]["replicas"]))
+                continue
+            kept = lasting(wanted)
+            why = _why_apply(kept, child, observed.settled.get(child.ref))
             if why is not None:
-                actions.append(Apply(wanted, why, is_new=False))
-    desired = {ref_of(manifest) for manifest in manifests}
-    actions.extend(_prune(desired, revision, observed, now))
+                actions.append(Apply(kept, why, is_new=False))
+    actions.extend(_resize_old(rollout, observed))
+    desired = {ref_of(manifest) for manifest in target.manifests}
+    actions.extend(_prune(desired, rollout, observed, now))
     return Plan(tuple(actions), tuple(blocked))
+
+
+def _sized(manifest: dict[str, Any], rollout: RolloutState) -> dict[str, Any] | None:
+    """Return a manifest with the replicas of the next step, None for a workload whose turn has not come."""
+    if manifest["kind"] not in WORKLOAD_KINDS:
+        return manifest
+    counts = rollout.replicas.get(rollout.situation.target)
+    if counts is None:
+        return None
+    replicas = counts.of(manifest["metadata"]["labels"][names.LABEL_ROLE])
+    return {**manifest, "spec": {**manifest["spec"], "replicas": replicas}}
+
+
+def _resize_old(rollout: RolloutState, observed: Observed) -> Iterable[Scale]:
+    """Return what gives the workloads of old revisions their number of pods: routers first, then engines."""
+    target = rollout.situation.target
+    old = {revision: counts for revision, counts in rollout.replicas.items() if revision != target}
+    for component in reversed(names.COMPONENTS):
+        for revision, counts in old.items():
+            child = observed.workload(component, revision)
+            if child is not None and not child.is_deleting:
+                yield from _scale(child, counts.of(component))
+
+
+def _scale(child: Child, replicas: int) -> Iterable[Scale]:
+    if child.body["spec"].get("replicas", 1) != replicas:
+        yield Scale(child.ref, child.uid, replicas, _resized(child, replicas))
 
 
 def with_hash(manifest: dict[str, Any]) -> dict[str, Any]:
     """Return the manifest with its own hash as an annotation.
 
-    Replicas are left out of the hash: an autoscaler may change them, and their value is compared anyway.
+    Replicas are left out of the hash: an autoscaler may change them, and their value is compared anyway. So is what is
+    given once.
     """
-    spec = {key: value for key, value in manifest.get("spec", {}).items() if key != "replicas"}
-    hashed = {**manifest, "spec": spec} if "spec" in manifest else manifest
+    hashed = lasting(manifest)
+    if "spec" in hashed:
+        hashed["spec"] = {key: value for key, value in hashed["spec"].items() if key != "replicas"}
     metadata = manifest["metadata"]
     annotations = {**metadata.get("annotations", {}), names.ANNOTATION_DESIRED: names.digest(hashed, 16)}
     return {**manifest, "metadata": {**metadata, "annotations": annotations}}
@@ -117,17 +168,26 @@ def _why_apply(wanted: dict[str, Any], child: Child, known: Settled | None) -> s
     if difference is None:
         return None
     # What the API server itself made of this manifest is as close as it gets: don't write the same again and again.
-    return None if known == settled(wanted, child.body) else f"{difference} differs"
+    if known == settled(wanted, child.body):
+        return None
+    if difference == "spec.replicas":
+        # With its numbers, as each step of a rollout is another cause, and a fight over one number is the same again.
+        return _resized(child, wanted["spec"]["replicas"])
+    return f"{difference} differs"
 
 
-def _prune(desired: set[Ref], revision: str, observed: Observed, now: str) -> list[Delete]:
+def _resized(child: Child, replicas: int) -> str:
+    return f"spec.replicas is {child.body['spec'].get('replicas', 1)} and has to be {replicas}"
+
+
+def _prune(desired: set[Ref], rollout: RolloutState, observed: Observed, now: str) -> list[Delete]:
     """Return what is this object's and no longer wanted, in the opposite order of making."""
-    retired = retired_revisions(observed, revision)
+    retired, revision = rollout.retired, rollout.situation.target
     result: list[Delete] = []
     for child in _reversed_order(observed.children.values()):
         if child.ref in desired or child.is_deleting or not child.belongs_to(observed.uid):
             continue
-        if child.ref.kind == DEPLOYMENT.kind and child.revision not in (None, revision):
+        if child.ref.kind in WORKLOAD_KINDS and child.revision not in (None, revision):
             why = retired.get(child.revision or "")
             if why is not None and (is_router(child) or not routers_remain(observed, child.revision or "", now)):
                 result.append(Delete(child.ref, child.uid, why))

@@ -5,6 +5,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from dcp_operator import names
+from dcp_operator.groups import group_trouble, workers_of
+from dcp_operator.kinds import LEADER_WORKER_SET
+from dcp_operator.last_words import cut, last_words, model_failure
 from dcp_operator.observed import Body, entries, section
 from dcp_operator.reasons import Problem, Reason
 from dcp_operator.workloads import ComponentState, is_ready
@@ -15,11 +18,9 @@ _REFUSED_REASONS: Final = frozenset(
 )
 #: Retries alternate between two texts for one cause; without what differs the message stays the same.
 _PULL_NOISE: Final = re.compile(r'^(Back-off pulling image "[^"]*": )?(ErrImagePull: )?')
-_ERROR_LINE: Final = re.compile(r"(^|[\s(])([A-Za-z_.]*(Error|Exception|Exit)\b|error:|fatal:|cannot |No such)")
-#: vLLM's parent process ends with this; the cause is said before.
-_FOLLOW_UP: Final = "Engine core initialization failed"
 _NO_CONNECTOR: Final = re.compile(r"No module named '?dcp_connector")
-_MAX_WORDS: Final = 400
+#: How the scheduler says what no node has enough of.
+_INSUFFICIENT: Final = re.compile(r"Insufficient ([\w./-]*\w)")
 
 
 def component_problem(state: ComponentState, namespace: str) -> Problem | None:
@@ -30,11 +31,14 @@ def component_problem(state: ComponentState, namespace: str) -> Problem | None:
         refused = _refused_pods(state.deployment.body, state.component)
         if refused is not None and state.replicas < state.wanted:
             return refused
-    found = [problem for pod in state.pods if (problem := pod_problem(pod, state.component, namespace)) is not None]
+    template = _pod_spec(state.deployment.body) if state.deployment is not None else {}
+    members = (member for pod in state.pods for member in (pod, *workers_of(pod)))
+    problems = (pod_problem(pod, state.component, namespace, template) for pod in members)
+    found = [problem for problem in problems if problem is not None]
     worst = min(
         found,
         key=lambda problem: problem.reason.rank,
-        default=Problem(Reason.PODS_PENDING, "Kubernetes is making or replacing pods"),
+        default=Problem(Reason.PODS_PENDING, _who_makes_pods(state)),
     )
     # A replacement that only takes its time says nothing of why one was needed.
     before = _ended_before(state.failed) if worst.reason.is_progress else ""
@@ -43,27 +47,38 @@ def component_problem(state: ComponentState, namespace: str) -> Problem | None:
     )
 
 
+def _who_makes_pods(state: ComponentState) -> str:
+    """Return what is waited for where no pod says anything."""
+    workload = state.deployment
+    if workload is not None and workload.ref.kind == LEADER_WORKER_SET.kind and not section(workload.body, "status"):
+        return f"LeaderWorkerSet's controller has not acted on {workload.ref.name} yet; see whether it runs"
+    return "Kubernetes is making or replacing pods"
+
+
 def _ended_before(failed: tuple[Body, ...]) -> str:
     """Return how the newest of the pods that ended for good did so, as the end of a message."""
     if not failed:
         return ""
     name, status = failed[-1]["metadata"]["name"], section(failed[-1], "status")
     said = ": ".join(words for key in ("reason", "message") if (words := status.get(key)))
-    return f". Before, pod {name} ended for good: {_cut(said) or 'no reason given'}"
+    return f". Before, pod {name} ended for good: {cut(said) or 'no reason given'}"
 
 
-def pod_problem(pod: Body, component: str, namespace: str) -> Problem | None:
-    """Return why a pod is not ready, None if it is."""
+def pod_problem(pod: Body, component: str, namespace: str, template: Body | None = None) -> Problem | None:
+    """Return why a pod is not ready, None if it is. `template` is the pod's spec, where its workload is known."""
+    name = pod["metadata"]["name"]
     if is_ready(pod):
         return None
-    name = pod["metadata"]["name"]
+    apart = group_trouble(pod)
+    if apart is not None:
+        return Problem(Reason.PODS_PENDING, f"pod {name} leads a group that is one engine, and {apart}")
     status = section(pod, "status")
     containers = list(_containers(status))
     checks = (
         _pull_problem(name, containers),
         _refused_problem(name, containers),
         _crash_problem(name, containers, namespace),
-        _unschedulable(name, status),
+        _unschedulable(name, status, template or {}),
         _not_answering(name, status, component, namespace),
     )
     for problem in checks:
@@ -87,7 +102,7 @@ def _pull_problem(name: str, containers: list[tuple[Body, bool]]) -> Problem | N
             words = _PULL_NOISE.sub("", waiting.get("message") or waiting["reason"])
             return Problem(
                 Reason.IMAGE_PULL_FAILED,
-                f"pod {name} can't get the image {entry.get('image')} of container {entry['name']}: {_cut(words)}. "
+                f"pod {name} can't get the image {entry.get('image')} of container {entry['name']}: {cut(words)}. "
                 "Check the image's name and the pull secrets (template.spec.imagePullSecrets)",
             )
     return None
@@ -97,14 +112,14 @@ def _refused_problem(name: str, containers: list[tuple[Body, bool]]) -> Problem 
     for entry, _ in containers:
         waiting = _waiting(entry)
         if waiting.get("reason") in _REFUSED_REASONS:
-            words = _cut(waiting.get("message") or waiting["reason"])
+            words = cut(waiting.get("message") or waiting["reason"])
             return Problem(Reason.CONTAINER_REFUSED, f"pod {name} can't start its container {entry['name']}: {words}")
     return None
 
 
 def _crash_problem(name: str, containers: list[tuple[Body, bool]], namespace: str) -> Problem | None:
     for entry, is_init in containers:
-        ended = _failed_end(entry)
+        ended = failed_end(entry)
         if ended is None or (is_init and entry.get("ready")):
             continue
         message: str = ended.get("message") or ""
@@ -121,24 +136,62 @@ def _crash_problem(name: str, containers: list[tuple[Body, bool]], namespace: st
                 Reason.CONNECTOR_MISSING,
                 f"the KV connector is missing in pod {name}, container {container}: {words}. What to do: {cure}",
             )
-        log = f"kubectl -n {namespace} logs {name} -c {container} --previous"
+        log = f"The whole log: kubectl -n {namespace} logs {name} -c {container} --previous"
+        failure = model_failure(message, words) if container == names.CONTAINER_MAIN else None
+        if failure is not None:
+            return Problem(
+                Reason.MODEL_LOAD_FAILED,
+                f"the engine in pod {name} can't load the model, because {failure.what}: {words}. What to do: "
+                f"{failure.cure}. {log}",
+            )
         return Problem(
             Reason.CRASH_LOOP,
             f"container {container} of pod {name} failed with exit code {ended.get('exitCode')} after "
-            f"{_count(entry.get('restartCount', 0), 'restart')}: {words}. The whole log: {log}",
+            f"{_count(entry.get('restartCount', 0), 'restart')}: {words}. {log}",
         )
     return None
 
 
-def _unschedulable(name: str, status: Body) -> Problem | None:
+def _unschedulable(name: str, status: Body, template: Body) -> Problem | None:
     for condition in entries(status, "conditions"):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            words = _cut(condition.get("message") or condition.get("reason") or "no reason given")
+            said: str = condition.get("message") or condition.get("reason") or "no reason given"
+            short = "; ".join(_shortages(said, template))
+            between = f"{short}. The scheduler says: " if short else ""
             return Problem(
                 Reason.UNSCHEDULABLE,
-                f"no node can take pod {name}: {words} Free or add what is missing, or ask for less",
+                f"no node can take pod {name}: {between}{cut(said).rstrip('.')}. Free or add what is missing, "
+                "or ask for less",
             )
     return None
+
+
+def _shortages(said: str, template: Body) -> Iterable[str]:
+    """Yield each resource that is short, and how much of it the pod asks for."""
+    for resource in dict.fromkeys(_INSUFFICIENT.findall(said)):
+        asked = [
+            f"{amount} in container {container['name']}"
+            for kind in ("initContainers", "containers")
+            for container in entries(template, kind)
+            if (amount := _requested(container, resource)) is not None
+        ]
+        yield f"too little {resource} is free" + (f", of which it asks for {' and '.join(asked)}" if asked else "")
+
+
+def _requested(container: Body, resource: str) -> str | None:
+    """Return how much of a resource a container asks for, as it is written; a limit alone is a request too."""
+    for kind in ("requests", "limits"):
+        amount = section(container, "resources", kind).get(resource)
+        if amount is not None:
+            return str(amount)
+    return None
+
+
+def _pod_spec(workload: Body) -> Body:
+    """Return the pods' spec of a Deployment, or of the workers of a LeaderWorkerSet."""
+    return section(workload, "spec", "template", "spec") or section(
+        workload, "spec", "leaderWorkerTemplate", "workerTemplate", "spec"
+    )
 
 
 def _not_answering(name: str, status: Body, component: str, namespace: str) -> Problem | None:
@@ -173,21 +226,12 @@ def _refused_pods(deployment: Body, component: str) -> Problem | None:
     """Return why Kubernetes makes no pods: a quota, a limit range, pod security."""
     for condition in entries(deployment, "status", "conditions"):
         if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
-            words = _cut(condition.get("message") or condition.get("reason") or "no reason given")
+            words = cut(condition.get("message") or condition.get("reason") or "no reason given")
             return Problem(Reason.PODS_REFUSED, f"Kubernetes refuses to make {component} pods: {words}")
     return None
 
 
-def last_words(message: str) -> str:
-    """Return the line of a container's last output that says most: the last that names an error, else the last."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    errors = [line for line in lines if _ERROR_LINE.search(line)]
-    causes = [line for line in errors if _FOLLOW_UP not in line]
-    chosen = causes or errors or lines
-    return _cut(chosen[-1]) if chosen else ""
-
-
-def _failed_end(entry: Body) -> Body | None:
+def failed_end(entry: Body) -> Body | None:
     """Return how a container ended if it failed and has not recovered. A restart that runs is not yet a recovery."""
     last = section(entry, "lastState", "terminated")
     for ended in (section(entry, "state", "terminated"), last):
@@ -203,8 +247,3 @@ def _waiting(entry: Body) -> Body:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _cut(words: str) -> str:
-    text = " ".join(words.split())
-    return text if len(text) <= _MAX_WORDS else text[: _MAX_WORDS - 3] + "..."

@@ -4,12 +4,12 @@ import itertools
 import logging
 import time
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final, cast
 
 import kopf
 
 from dcp_operator.client import Api, ApiError
-from dcp_operator.kinds import DEPLOYMENT_OF_ENGINES
+from dcp_operator.kinds import DEPLOYMENT_OF_ENGINES, SCALER
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +23,24 @@ def quiet_kopf(settings: kopf.OperatorSettings) -> None:
     settings.scanning.disabled = True
     settings.networking.connect_timeout = 5
     settings.process.ultimate_exiting_timeout = 30
+    settings.persistence.diffbase_storage = _NoDiffs()
+    # A task for each object holds its last event for so long after it, and at a start there is one for everything.
+    settings.queueing.idle_timeout = 0.5
+
+
+class _NoDiffs(kopf.DiffBaseStorage):
+    """What objects were like before, for handlers of changes. There are none, and a copy of every object costs time."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        """Return what there is to compare: nothing."""
+        return cast("kopf.BodyEssence", {})
+
+    def fetch(self, **_: Any) -> kopf.BodyEssence | None:
+        """Return what was stored: nothing."""
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Store nothing."""
 
 
 def keep_watching(settings: kopf.OperatorSettings) -> None:
@@ -45,16 +63,17 @@ def new_registry() -> kopf.OperatorRegistry:
 
 
 def wait_for_api(api: Api) -> None:
-    """Return when the API server answers and knows our kind; say what is waited for while it does not."""
+    """Return when the API server answers and knows our kinds; say what is waited for while it does not."""
     said = ""
     while True:
         try:
-            if api.serves(DEPLOYMENT_OF_ENGINES):
+            missing = [kind.plural for kind in (DEPLOYMENT_OF_ENGINES, SCALER) if not api.serves(kind)]
+            if not missing:
                 return
-            why = f"the CustomResourceDefinition {DEPLOYMENT_OF_ENGINES.plural} is not installed; waiting for it"
+            why = f"the CustomResourceDefinition of {' and '.join(missing)} is not installed"
         except ApiError as error:
-            why = f"waiting for the API server: {error.message}"
+            why = error.message
         if why != said:
-            log.warning(why)
+            log.warning("waiting for the API server why=%s", why)
             said = why
         time.sleep(_POLL_S)

@@ -8,30 +8,51 @@ import asyncio
 import contextlib
 import logging
 import random
+import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
+from dcp_operator import group_writes
 from dcp_operator.apply import Applier
 from dcp_operator.brake import Brake
+from dcp_operator.canary_checks import Probe, TransferChecks
+from dcp_operator.canary_http import HttpProbe
 from dcp_operator.catalogue import Catalogue
 from dcp_operator.catalogue_file import CatalogueFile
 from dcp_operator.client import Api, ApiError
 from dcp_operator.gather import WATCHED_KINDS, Cache
-from dcp_operator.kinds import DEPLOYMENT_OF_ENGINES, Kind
+from dcp_operator.group_restarts import due_restarts
+from dcp_operator.kinds import DEPLOYMENT_OF_ENGINES, OPTIONAL_KINDS, Kind
+from dcp_operator.logs import pass_over
+from dcp_operator.metrics import (
+    DEFECT,
+    RECONCILE_ERRORS,
+    RECONCILE_SECONDS,
+    WATCH_EVENTS,
+    WATCH_RESTARTS,
+)
 from dcp_operator.names import LABEL_NAME
 from dcp_operator.observed import Body, Key, Observed
+from dcp_operator.optional_kinds import OptionalKind
 from dcp_operator.plan import Plan, make_plan
+from dcp_operator.pod_logs import PodLogs
+from dcp_operator.pod_pages import PodPages
 from dcp_operator.reasons import Problem, Reason
-from dcp_operator.status import make_status, ready_condition
-from dcp_operator.target import Operator, resolve_target
+from dcp_operator.renderings import Renderings
+from dcp_operator.reports import Reporter
+from dcp_operator.status import ready_condition
+from dcp_operator.target import Operator, Target, resolve_target
 
 log = logging.getLogger(__name__)
 
-#: Every so often all is listed and looked at again, whatever the watches said.
+#: Every so often all is listed and compared with what is known, whatever the watches said.
 RESYNC_S: Final = 300.0
+#: After so many lists every object is looked at again, whatever they showed.
+LOOK_AT_ALL: Final = 12
 #: Every so often a namespace that refused a list is asked again.
 REFUSED_RETRY_S: Final = 30.0
 #: Pauses after a pass that could not do what it wanted: the first, and the longest.
@@ -39,6 +60,10 @@ BACKOFF_FIRST_S: Final = 1.0
 BACKOFF_MAX_S: Final = 60.0
 #: A pass that takes longer is stuck: the liveness probe fails.
 STUCK_S: Final = 180.0
+#: A watch that owes news for longer tells nothing any more: the liveness probe fails, in seconds.
+SILENT_S: Final = 60.0
+#: From the end of a pass to the next one of the same object at least, in seconds.
+SETTLE_S: Final = 0.05
 _THREADS: Final = 8
 
 
@@ -54,6 +79,7 @@ class Reconciler:
         now: Callable[[], str],
         fresh_key: Callable[[], str],
         models: CatalogueFile | None = None,
+        probe: Probe | None = None,
     ) -> None:
         self._api = api
         self._models = models
@@ -62,12 +88,19 @@ class Reconciler:
         self._now = now
         self._fresh_key = fresh_key
         self._cache = Cache()
+        self._renderings = Renderings()
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="api")
-        self._applier = Applier(api, self._cache, self._run)
+        self._applier = Applier(api, self._cache, self._run, PodPages().read)
+        self._checks = TransferChecks(probe or HttpProbe(partial(secrets.token_hex, 8)), self.wake, now)
         self._wakers: dict[Key, asyncio.Event] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._busy_since: dict[Key, float] = {}
         self._background: set[asyncio.Task[None]] = set()
+        #: What should run for ever and has ended.
+        self._ended: set[str] = set()
+        #: Watches (of a kind in a namespace) that have not told yet what a list showed, and since when.
+        self._owed_since: dict[tuple[Kind, str | None], float] = {}
+        self._reporter = Reporter(self._applier, PodLogs(api, self._run), self._checks, now)
         self._relist: set[Kind] = set()
         self._brakes: dict[Key, Brake] = {}
         #: When an object has to be looked at again although nothing happens, in seconds from the end of its pass.
@@ -76,6 +109,7 @@ class Reconciler:
         self._unknown = {(kind, namespace) for kind in WATCHED_KINDS for namespace in self._namespaces}
         #: What the API server refused to list when it was asked last.
         self._refused: set[tuple[Kind, str]] = set()
+        self._optional = [OptionalKind(api, self, kind, self._namespaces, self._run) for kind in OPTIONAL_KINDS]
         self._started = False
 
     async def start(self) -> None:
@@ -86,11 +120,15 @@ class Reconciler:
         """
         for kind in WATCHED_KINDS:
             await self.refresh(kind)
+        for optional in self._optional:
+            await optional.look()
         self._started = True
-        self._spawn(self._resync_forever())
-        self._spawn(self._ask_refused_forever())
+        for optional in self._optional:
+            self._spawn(optional.keep_looking(), "looking for optional kinds")
+        self._spawn(self._resync_forever(), "the comparison with lists")
+        self._spawn(self._ask_refused_forever(), "asking for namespaces that refused")
         if self._models is not None:
-            self._spawn(self._models.keep_fresh(self.use_catalogue))
+            self._spawn(self._models.keep_fresh(self.use_catalogue), "reading the catalogue")
         self._wake_all()
         log.info("watching objects=%d", len(self._tasks))
 
@@ -101,6 +139,9 @@ class Reconciler:
 
     async def stop(self) -> None:
         """End all tasks; a write that has begun is finished."""
+        await self._checks.stop()
+        for optional in self._optional:
+            optional.end()
         tasks = [*self._tasks.values(), *self._background]
         for task in tasks:
             task.cancel()
@@ -110,12 +151,30 @@ class Reconciler:
     def on_event(self, kind: Kind, event_type: str | None, body: Body) -> None:
         """Take in one watch event; `event_type` is None for what a watch lists when it begins."""
         body = {**body, "apiVersion": kind.api_version, "kind": kind.kind}
+        WATCH_EVENTS.labels(kind.plural).inc()
+        self._owed_since.pop((kind, body["metadata"]["namespace"] if self._namespaces[0] else None), None)
         if event_type is None and self._started and kind not in self._relist:
             # The watch began anew: what was deleted in between is in no event.
+            WATCH_RESTARTS.labels(kind.plural).inc()
             self._relist.add(kind)
             self._spawn(self._relist_soon(kind))
         for key in self._cache.drop(body) if event_type == "DELETED" else self._cache.store(body):
             self.wake(key)
+
+    def take_list(self, kind: Kind, items: Iterable[Body], version: str, namespace: str | None) -> None:
+        """Take in a list of a kind that not every cluster has."""
+        for key in self._cache.correct(kind, items, version, namespace):
+            self.wake(key)
+
+    def say_unavailable(self, kind: Kind, why: str | None) -> None:
+        """Take in that a kind can't be had, or (None) that it can."""
+        known = self._cache.unavailable
+        if known.get(kind.kind) == why:
+            return
+        log.info("optional kind looked for kind=%s missing_because=%s", kind.plural, why)
+        others = {name: words for name, words in known.items() if name != kind.kind}
+        self._cache.unavailable = others if why is None else {**others, kind.kind: why}
+        self._wake_all()
 
     def wake(self, key: Key) -> None:
         """Have an object looked at, now or as soon as its present pass ends."""
@@ -126,10 +185,22 @@ class Reconciler:
         if key not in self._tasks:
             self._tasks[key] = asyncio.create_task(self._attend(key, waker), name=f"reconcile {key}")
 
-    def stuck(self) -> list[Key]:
-        """Return the objects whose pass does not end."""
-        limit = time.monotonic() - STUCK_S
-        return [key for key, since in self._busy_since.items() if since < limit]
+    @property
+    def is_started(self) -> bool:
+        """Whether everything has been listed once."""
+        return self._started
+
+    def problems(self) -> list[str]:
+        """Return what keeps the objects from being looked after. Safe from every thread."""
+        now = time.monotonic()
+        stuck = sorted(str(key) for key, since in list(self._busy_since.items()) if since < now - STUCK_S)
+        owed = list(self._owed_since.items())
+        silent = sorted({kind.plural for (kind, _), since in owed if since < now - SILENT_S})
+        return [
+            *([f"reconciling does not end for: {', '.join(stuck)}"] if stuck else []),
+            *([f"a list shows news that the watch does not tell, of: {', '.join(silent)}"] if silent else []),
+            *(f"{what} has ended" for what in sorted(self._ended)),
+        ]
 
     async def refresh(self, kind: Kind) -> None:
         """Compare the cache with a list of a kind and wake whose objects differ.
@@ -148,20 +219,22 @@ class Reconciler:
                 raise
             if all(namespace != refused for _, refused in self._refused):
                 log.warning(
-                    "namespace=%s can't be looked after: %s. If it exists, the operator's Role in it is gone: upgrade "
-                    "its Helm release. Other namespaces are not affected; this one is tried again",
+                    "namespace is not looked after namespace=%s error=%s: if it exists, the operator's Role in it is "
+                    "gone: upgrade its Helm release. Other namespaces are not affected; this one is tried again",
                     namespace,
                     error,
                 )
             self._refused.add((kind, namespace))
             return
         self._unknown.discard((kind, namespace))
+        if self._started and self._cache.is_behind(items):
+            self._owed_since.setdefault((kind, namespace), time.monotonic())
         for key in self._cache.correct(kind, items, version, namespace):
             self.wake(key)
         if namespace is not None and (kind, namespace) in self._refused:
             self._refused.discard((kind, namespace))
             if all(namespace != refused for _, refused in self._refused):
-                log.info("namespace=%s is looked after from now on", namespace)
+                log.info("namespace is looked after from now on namespace=%s", namespace)
                 self._wake_all(namespace)
 
     async def reconcile(self, key: Key) -> bool:
@@ -173,11 +246,17 @@ class Reconciler:
         if observed.kv_key() is None:
             unknown = await self._applier.find_key(observed)
             observed = self._cache.snapshot(key) or observed
-        target = resolve_target(observed, self._operator, self._fresh_key())
+        target = resolve_target(observed, self._operator, self._fresh_key(), self._now(), self._renderings)
+        self._cache.lend_ports(key, target.host_ports)
         plan = Plan(blocked=(unknown,) if unknown is not None else ())
         if target.revision is not None and unknown is None:
-            plan = make_plan(target.manifests, target.revision, observed, self._now())
+            if _is_outdated(observed):
+                # Said before anything is touched: at no moment do pods change under a Ready of the spec before.
+                await self._report(observed, target, [])
+                observed = self._cache.snapshot(key) or observed
+            plan = make_plan(target, observed, self._now())
         problems = await self._carry_out(plan, observed)
+        problems += await self._restart_groups(key, target)
         after = self._cache.snapshot(key)
         if after is None or after.uid != observed.uid:
             return True
@@ -185,12 +264,36 @@ class Reconciler:
             # The spec changed while this pass was acting on the one before: what it would report is about neither.
             self.wake(key)
             return True
-        status = make_status(after, target, problems, self._now())
-        if status != after.status:
-            problem = await self._applier.write_status(after, status)
-            problems += [problem] if problem is not None else []
-            await self._record_change(after, status)
+        problems += await self._report(after, target, problems)
+        for reason in {problem.reason for problem in problems}:
+            RECONCILE_ERRORS.labels(reason).inc()
         return not problems
+
+    async def _restart_groups(self, key: Key, target: Target) -> list[Problem]:
+        """Make the groups anew that are due; return what could not be done."""
+        observed = self._cache.snapshot(key)
+        if observed is None or target.spec is None:
+            return []
+        decisions = due_restarts(observed, target.spec, self._now())
+        done, problems = await group_writes.carry_out(decisions, observed, self._api, self._cache, self._run)
+        for child, restart in done:
+            words = f"group {restart.index} of {child.ref} is made anew, time {restart.times} in a row: {restart.why}"
+            await self._applier.record(observed, Reason.GROUP_RECREATED, words, is_warning=True, now=self._now())
+        waits = [decision.next_s for _, decision in decisions if decision.next_s is not None]
+        if waits:
+            self._look_again_in(key, min(waits))
+        return problems
+
+    async def _report(self, observed: Observed, target: Target, problems: list[Problem]) -> list[Problem]:
+        """Say how an object is; return why that could not be written."""
+        unwritten, due_s = await self._reporter.report(observed, target, problems)
+        if due_s is not None:
+            self._look_again_in(observed.key, due_s)
+        return unwritten
+
+    def _look_again_in(self, key: Key, seconds: float) -> None:
+        """Have an object looked at again after its present pass, at the latest after so many seconds."""
+        self._due_s[key] = min(seconds, self._due_s.get(key, seconds))
 
     async def _carry_out(self, plan: Plan, observed: Observed) -> list[Problem]:
         """Carry out what is not to be waited with; return what could not be done."""
@@ -199,7 +302,7 @@ class Reconciler:
         admitted, wait_s = brake.admit(plan, now)
         problems = await self._applier.execute(admitted, observed)
         if wait_s is not None:
-            self._due_s[key] = wait_s
+            self._look_again_in(key, wait_s)
         if not problems:
             for action, pause_s in brake.record(admitted, now):
                 log.warning(
@@ -212,51 +315,51 @@ class Reconciler:
                 )
         return problems
 
-    async def _record_change(self, observed: Observed, status: Body) -> None:
-        """Record an event when Ready says something else than before."""
-        before, after = ready_condition(observed.status), ready_condition(status)
-        if (before.get("status"), before.get("reason")) == (after.get("status"), after.get("reason")):
-            return
-        reason = Reason(after["reason"])
-        is_warning = after["status"] == "False" and not reason.is_progress
-        log.info("ready=%s object=%s reason=%s message=%s", after["status"], observed.key, reason, after["message"])
-        await self._applier.record(observed, reason, after["message"], is_warning=is_warning, now=self._now())
-
     async def _attend(self, key: Key, waker: asyncio.Event) -> None:
         """Look after one object as long as it exists."""
         failures = 0
         while True:
             waker.clear()
-            self._busy_since[key] = time.monotonic()
-            try:
-                done = await self.reconcile(key)
-            except Exception:
-                # A defect in one object's pass must not end the care for it, nor for the others.
-                log.exception("pass failed object=%s", key)
-                done = False
-            finally:
-                self._busy_since.pop(key, None)
+            self._busy_since[key] = began = time.monotonic()
+            with pass_over(key.namespace, str(key), secrets.token_hex(4)):
+                try:
+                    done = await self.reconcile(key)
+                except Exception:
+                    # A defect in one object's pass must not end the care for it, nor for the others.
+                    log.exception("pass failed object=%s", key)
+                    RECONCILE_ERRORS.labels(DEFECT).inc()
+                    done = False
+                finally:
+                    self._busy_since.pop(key, None)
+                    RECONCILE_SECONDS.observe(time.monotonic() - began)
             failures = 0 if done else failures + 1
             if self._cache.snapshot(key) is None and not waker.is_set():
                 del self._tasks[key], self._wakers[key]
                 self._brakes.pop(key, None)
                 self._due_s.pop(key, None)
+                self._reporter.forget(key)
                 return
-            pause = self._due_s.pop(key, None)
             if failures:
-                pause = backoff(failures) * random.uniform(0.8, 1.2)  # noqa: S311 - spreads retries
+                self._look_again_in(key, backoff(failures) * random.uniform(0.8, 1.2))  # noqa: S311 - spreads retries
+            pause, ended = self._due_s.pop(key, None), time.monotonic()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(waker.wait(), pause)
+            # What happens to an object happens in bursts: the first event is looked at at once, what follows together.
+            await asyncio.sleep(max(0.0, ended + SETTLE_S - time.monotonic()))
             if failures:
                 # Changes come in bursts; a pass that just failed is not repeated for each of them.
                 await asyncio.sleep(min(backoff(failures), 1.0))
 
     async def _resync_forever(self) -> None:
+        looked = 0
         while True:
             await asyncio.sleep(RESYNC_S)
+            # What the lists show to be otherwise is looked at; a pass over what is as it was would say the same again.
             for kind in WATCHED_KINDS:
                 await self._try_refresh(kind)
-            self._wake_all()
+            looked += 1
+            if looked % LOOK_AT_ALL == 0:
+                self._wake_all()
 
     async def _ask_refused_forever(self) -> None:
         while True:
@@ -284,13 +387,32 @@ class Reconciler:
         except ApiError as error:
             log.warning("list failed kind=%s error=%s", kind.plural, error)
 
-    def _spawn(self, coroutine: Any) -> None:
+    def _spawn(self, coroutine: Any, lasting: str | None = None) -> None:
+        """Run a task beside the passes; `lasting` names one that should never end."""
         task: asyncio.Task[None] = asyncio.create_task(coroutine)
         self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        task.add_done_callback(lambda ended: self._take_in_end(ended, lasting))
+
+    def _take_in_end(self, task: asyncio.Task[None], lasting: str | None) -> None:
+        self._background.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            log.error("task failed task=%s", lasting or "list", exc_info=error)
+        if lasting is not None:
+            self._ended.add(lasting)
 
     async def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+
+
+def _is_outdated(observed: Observed) -> bool:
+    """Whether the status calls an object Ready whose spec has changed since."""
+    return (
+        observed.status.get("observedGeneration") != observed.generation
+        and ready_condition(observed.status).get("status") == "True"
+    )
 
 
 def backoff(failures: int) -> float:

@@ -8,9 +8,6 @@ from enum import StrEnum
 
 from dcp_operator.api.spec import CPU, RoleSpec, Spec
 
-#: How long an engine that was asked to stop goes on with its running requests, in seconds (--shutdown-timeout).
-DRAIN_TIMEOUT_S = 60
-
 
 class Role(StrEnum):
     """The two sides of a disaggregated deployment; the value is the field's name and the label's value."""
@@ -36,12 +33,17 @@ class EngineSettings:
     dtype: str | None
     kv_cache_dtype: str | None
     max_model_len: int | None
+    #: Pods of one engine.
+    nodes: int
     accelerators_per_pod: int
 
     @property
     def ranks_per_pod(self) -> int:
-        """Worker processes in one pod: tensor x prefillContext x pipeline x dataLocal; decode context reuses ranks."""
-        return self.tensor * self.prefill_context * self.pipeline * self.data_local
+        """Worker processes in one pod: tensor x prefillContext x pipeline x dataLocal / nodes.
+
+        Decode context reuses ranks.
+        """
+        return self.tensor * self.prefill_context * self.pipeline * self.data_local // self.nodes
 
 
 def role_spec(spec: Spec, role: Role) -> RoleSpec:
@@ -56,6 +58,7 @@ def resolve_role(spec: Spec, role: Role) -> EngineSettings:
     geometry = spec.model.geometry
     data_local = sizes.data_local if sizes.data_local is not None else sizes.data
     ranks = sizes.tensor * sizes.prefill_context * sizes.pipeline * data_local
+    nodes = 1 if stated.multinode is None else stated.multinode.node_count
     return EngineSettings(
         role=role,
         tensor=sizes.tensor,
@@ -70,22 +73,11 @@ def resolve_role(spec: Spec, role: Role) -> EngineSettings:
         dtype=stated.dtype,
         kv_cache_dtype=stated.kv_cache_dtype,
         max_model_len=stated.max_model_len or (geometry.max_model_len if geometry else None),
-        accelerators_per_pod=0 if spec.accelerator.resource_name == CPU else ranks,
+        nodes=nodes,
+        accelerators_per_pod=0 if spec.accelerator.resource_name == CPU else ranks // nodes,
     )
 
 
 def resolve(spec: Spec) -> dict[Role, EngineSettings]:
     """Return the engine settings of both roles."""
     return {role: resolve_role(spec, role) for role in Role}
-
-
-def wanted_replicas(stated: RoleSpec, live: int | None) -> int:
-    """Return how many engines a role should have; `live` is the present count, where a workload exists already.
-
-    With `scaling` an autoscaler owns the number: the live one is kept within the bounds.
-    """
-    if stated.scaling is None:
-        return 1 if stated.replicas is None else stated.replicas
-    if live is None:
-        return stated.scaling.min_replicas
-    return max(stated.scaling.min_replicas, min(live, stated.scaling.max_replicas))

@@ -2,186 +2,160 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Final, cast
 
 from dcp_operator import names
-from dcp_operator.api.findings import Finding
 from dcp_operator.api.spec import Spec
-from dcp_operator.api.status import Condition, Resolved, ResolvedRole, RoleStatus, Status
-from dcp_operator.connectors import PROFILES
+from dcp_operator.api.status import (
+    Condition,
+    Resolved,
+    ResolvedRole,
+    RevisionStatus,
+    RoleStatus,
+    RolloutStatus,
+    Status,
+    TransferCheckStatus,
+)
+from dcp_operator.conditions import AVAILABLE, KV_TRANSFER_VERIFIED, PROGRESSING, READY, View, decide, look
 from dcp_operator.observed import Body, Observed, entries
-from dcp_operator.problems import component_problem
-from dcp_operator.reasons import Problem, Reason
-from dcp_operator.rollout import serving_revisions
+from dcp_operator.reasons import Problem, Reason, Said
+from dcp_operator.replicas import wanted
 from dcp_operator.settings import Role, resolve_role
 from dcp_operator.target import Target
-from dcp_operator.workloads import (
-    ComponentState,
-    is_ready,
-    labels_of,
-    pods_of,
-    revision_is_complete,
-    revision_states,
-)
+from dcp_operator.workloads import is_ready, is_scheduled, labels_of, pods_of, revision_states
 
-READY = "Ready"
-PROGRESSING = "Progressing"
-CONFIG_COMPATIBLE = "ConfigCompatible"
-_COMPONENT_CONDITIONS = {
-    Role.PREFILL.value: "PrefillReady",
-    Role.DECODE.value: "DecodeReady",
-    names.ROUTER: "RouterReady",
-}
-
-#: Rule whose warning says that the model's shape is not known, so that the rules about it were not asked.
-UNKNOWN_MODEL_RULE = "unknown-model"
-_MAX_MESSAGE = 4096
-
-Verdict = Literal["True", "False", "Unknown"]
+_MAX_MESSAGE: Final = 4096
+#: Conditions whose change is written at once; what else changes may wait for a second.
+_HEADLINES: Final = (READY, AVAILABLE, PROGRESSING)
+_FIELDS: Final = tuple(str(field.alias or name) for name, field in Status.model_fields.items())
 
 
-@dataclass(frozen=True, slots=True)
-class _Said:
-    status: Verdict
-    reason: Reason
-    message: str
-
-
-def make_status(observed: Observed, target: Target, failures: Iterable[Problem], now: str) -> Body:
+def make_status(
+    observed: Observed,
+    target: Target,
+    failures: Iterable[Problem],
+    now: str,
+    *,
+    transfer: Said | None = None,
+    checked: TransferCheckStatus | None = None,
+    held: str | None = None,
+) -> Body:
     """Return the whole status, JSON-ready.
 
-    `failures` is what could not be written to the cluster. `now` (RFC 3339) becomes the transition time of conditions
-    whose status changes; others keep theirs, so equal facts give an equal status.
+    `failures` is what could not be written to the cluster, `transfer` what the last check of the KV transfer found,
+    `checked` of what and when, and `held` what a rollout's next step waits for. `now` (RFC 3339) becomes the transition
+    time of conditions whose status changes; others keep theirs, so equal facts give an equal status.
     """
-    said = _conditions(observed, target, sorted(failures, key=lambda problem: problem.reason.rank))
-    revision = target.revision
-    serving = serving_revisions(observed)
-    current = revision if revision in serving else (serving[-1] if serving else None)
+    view = look(observed, target, goals(observed, target.spec))
+    said = decide(view, sorted(failures, key=lambda problem: problem.reason.rank), transfer, held)
+    revision, serving = target.revision, view.serving
     status = Status(
         observed_generation=observed.generation,
         conditions=_with_times(said, observed, now),
-        current_revision=current,
+        current_revision=revision if revision in serving else (serving[-1] if serving else None),
         update_revision=revision or observed.status.get("updateRevision"),
         prefill=_counts(observed, Role.PREFILL, revision),
         decode=_counts(observed, Role.DECODE, revision),
         router=_counts(observed, names.ROUTER, revision),
+        rollout=_rollout(view, held),
+        transfer_check=checked,
         resolved=_resolved(target.spec) if target.spec is not None else None,
         parallelism=_parallelism(target.spec) if target.spec is not None else None,
     )
     return status.model_dump(by_alias=True, exclude_none=True)
 
 
-def ready_condition(status: Body) -> Mapping[str, str]:
-    """Return the Ready condition of a status, empty where there is none."""
+def condition_of(status: Body, kind: str) -> Mapping[str, Any]:
+    """Return one condition of a status, empty where there is none."""
     none: Body = {}
-    return next((entry for entry in entries(status, "conditions") if entry.get("type") == READY), none)
+    return next((entry for entry in entries(status, "conditions") if entry.get("type") == kind), none)
 
 
-def _conditions(observed: Observed, target: Target, failures: list[Problem]) -> dict[str, _Said]:
-    """Return what every condition says, by type, in the order in which they are listed."""
-    # A refused spec says nothing about pods; what runs is the last revision that was accepted.
-    serving = serving_revisions(observed)
-    revision = target.revision or (serving[-1] if serving else None)
-    states = revision_states(observed, revision) if revision is not None else {}
-    components = {component: _component(states.get(component), component, observed) for component in names.COMPONENTS}
-    router = states.get(names.ROUTER)
-    if target.spec is not None and router is not None and router.exists and router.wanted == 0:
-        components[names.ROUTER] = _own_router(target.spec) or components[names.ROUTER]
-    engines_run = target.revision is not None and all(components[role].status == "True" for role in Role)
-    config = _config(target, engines_run=engines_run)
-    problems = [Problem(said.reason, said.message) for said in (config,) if said.status == "False"]
-    problems += failures
-    problems += [Problem(said.reason, said.message) for said in components.values() if said.status == "False"]
-    worst = min(problems, key=lambda problem: problem.reason.rank, default=None)
-    is_complete = bool(states) and revision_is_complete(states)
-    ready = _ready(worst, is_complete, target.revision, serving)
-    return {
-        READY: ready,
-        PROGRESSING: _progressing(worst, is_complete, target.revision),
-        **{_COMPONENT_CONDITIONS[component]: said for component, said in components.items()},
-        CONFIG_COMPATIBLE: config,
-    }
+def ready_condition(status: Body) -> Mapping[str, Any]:
+    """Return the Ready condition of a status, empty where there is none."""
+    return condition_of(status, READY)
 
 
-def _ready(worst: Problem | None, is_complete: bool, revision: str | None, serving: list[str]) -> _Said:
-    if worst is None and is_complete and revision is not None:
-        return _Said("True", Reason.SERVING, f"all pods of revision {revision} are ready and requests are answered")
-    reason, message = (worst.reason, worst.message) if worst else (Reason.ROLLING_OUT, "pods are being made")
-    others = [name for name in serving if name != revision]
-    if others:
-        message = f"{message}; revision {others[-1]} keeps serving"
-    return _Said("False", reason, message)
+def is_same(status: Body, stored: Body) -> bool:
+    """Whether the stored status says what `status` does. What others wrote beside it makes no difference."""
+    if any(status.get(name) != stored.get(name) for name in _FIELDS if name != "conditions"):
+        return False
+    ours = {entry["type"]: entry for entry in entries(status, "conditions")}
+    theirs = {entry.get("type"): entry for entry in entries(stored, "conditions")}
+    return all(theirs.get(kind) == entry for kind, entry in ours.items())
 
 
-def _progressing(worst: Problem | None, is_complete: bool, revision: str | None) -> _Said:
-    if worst is None and is_complete:
-        return _Said("False", Reason.ROLLED_OUT, f"revision {revision} is rolled out; nothing is left to do")
-    if worst is None or worst.reason.is_progress:
-        waiting = f": {worst.message}" if worst else ""
-        return _Said("True", Reason.ROLLING_OUT, f"revision {revision} is being rolled out{waiting}")
-    return _Said("False", worst.reason, worst.message)
+def said_by_others(status: Body, stored: Body) -> Body:
+    """Return what of a stored status is not in `status`, each as None: fields that somebody else wrote.
 
-
-def _component(state: ComponentState | None, component: str, observed: Observed) -> _Said:
-    if state is None or not state.exists:
-        return _Said("False", Reason.PODS_PENDING, f"no {component} pods exist yet")
-    if state.wanted == 0:
-        return _Said(
-            "False", Reason.SCALED_TO_ZERO, f"{component} has 0 replicas, so no request can be answered; raise replicas"
-        )
-    problem = component_problem(state, observed.key.namespace)
-    if problem is None:
-        return _Said("True", Reason.PODS_READY, f"{state.ready} of {state.wanted} {component} pods are ready")
-    return _Said("False", problem.reason, problem.message)
-
-
-def _own_router(spec: Spec) -> _Said | None:
-    """Return what to say of no router where the connector needs one that the user brings; None where it does not."""
-    if PROFILES[spec.kv_connector.type].router_discovers:
-        return None
-    words = f"no router is wanted with spec.kvConnector.type {spec.kv_connector.type}: yours asks the engines"
-    return _Said("True", Reason.PODS_READY, words)
-
-
-def _config(target: Target, *, engines_run: bool) -> _Said:
-    if target.violations:
-        return _Said("False", Reason.INVALID_SPEC, _cut(f"the spec is refused: {_lines(target.violations)}"))
-    unknown = [finding for finding in target.warnings if finding.rule == UNKNOWN_MODEL_RULE]
-    if unknown and not (engines_run and target.spec is not None and start_proves_heads(target.spec)):
-        return _Said("Unknown", Reason.MODEL_UNKNOWN, _cut(_lines(unknown)))
-    if unknown:
-        said = "the catalogue does not know the model, but engines of both roles run with these sizes, and they "
-        return _Said("True", Reason.RULES_PASSED, f"{said}are checked against the model's heads at the start")
-    advice = f"; advice: {_lines(target.warnings)}" if target.warnings else ""
-    return _Said("True", Reason.RULES_PASSED, _cut(f"prefill and decode fit together{advice}"))
-
-
-def start_proves_heads(spec: Spec) -> bool:
-    """Whether engines that run have shown that their sizes suit the model's heads, whatever these are.
-
-    The bundled connector reads the heads from the engine and holds its sizes to the whole rule before it starts
-    (`dcp_connector.geometry`). With another one it is up to vLLM. It refuses at its start what the rules about
-    heads refuse, but for one case: T tensor ranks of which T / H share a KV head, and a decode context W up to T / H
-    that doesn't divide it. With W 1, with W = T (then H is 1), and with T a power of two (then T / H and W are too, and
-    the smaller divides the larger) there is no such case.
+    Conditions are left out: whose type isn't ours is another's business.
     """
-    if PROFILES[spec.kv_connector.type].bundled:
-        return True
-    sizes = [resolve_role(spec, role) for role in Role]
+    result: Body = {}
+    for name, value in stored.items():
+        if name not in status:
+            result[name] = None
+        elif isinstance(value, dict) and isinstance(status[name], dict):
+            inner = said_by_others(status[name], cast("Body", value))
+            result |= {name: inner} if inner else {}
+    return result
+
+
+def may_wait(status: Body, stored: Body) -> bool:
+    """Whether no more than progress changed: the headline conditions say the same, of the same generation."""
+    if status.get("observedGeneration") != stored.get("observedGeneration"):
+        return False
     return all(
-        each.prefill_context == 1 and (each.decode_context in (1, each.tensor) or each.tensor & (each.tensor - 1) == 0)
-        for each in sizes
+        condition_of(status, kind).get("status") == condition_of(stored, kind).get("status") for kind in _HEADLINES
     )
 
 
-def _lines(findings: Iterable[Finding]) -> str:
-    return "; ".join(map(str, findings))
+@dataclass(frozen=True, slots=True)
+class News:
+    """A change that an event tells."""
+
+    reason: Reason
+    message: str
+    is_warning: bool
 
 
-def _with_times(said: Mapping[str, _Said], observed: Observed, now: str) -> list[Condition]:
-    before = {entry["type"]: entry for entry in entries(observed.status, "conditions")}
+def news(stored: Body, status: Body) -> list[News]:
+    """Return what the status says that the stored one does not, as events: none where only progress changed.
 
-    def since(kind: str, status: Verdict) -> str:
+    The reasons that take nothing but time count as one. Available is left out where Ready has news: one change is one
+    event.
+    """
+    changed: list[News] = []
+    for kind in (READY, AVAILABLE, KV_TRANSFER_VERIFIED):
+        before, after = condition_of(stored, kind), condition_of(status, kind)
+        if not after or _gist(before) == _gist(after) or (kind != READY and not before):
+            continue
+        reason = Reason(after["reason"])
+        if after["status"] == "Unknown" or (kind == AVAILABLE and (changed or before["status"] == after["status"])):
+            continue
+        is_trouble = after["status"] == "False" and not reason.is_progress and reason is not Reason.PAUSED
+        changed.append(News(reason, after["message"], is_trouble))
+    return changed
+
+
+def _gist(condition: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what of a condition makes news."""
+    reason = condition.get("reason", "")
+    in_progress = reason in set(Reason) and Reason(reason).is_progress
+    return condition.get("status", ""), "" if in_progress else reason
+
+
+def goals(observed: Observed, spec: Spec | None) -> dict[str, int] | None:
+    """Return the pods wanted of each component, None where the spec can't be read."""
+    if spec is None:
+        return None
+    engines = wanted(spec, observed.asked_replicas()).replicas
+    return {**{role.value: engines[role] for role in Role}, names.ROUTER: spec.router.replicas}
+
+
+def _with_times(said: Mapping[str, Said], observed: Observed, now: str) -> list[Condition]:
+    before = {entry.get("type"): entry for entry in entries(observed.status, "conditions")}
+
+    def since(kind: str, status: str) -> str:
         old = before.get(kind, {})
         return old["lastTransitionTime"] if old.get("status") == status else now
 
@@ -204,7 +178,19 @@ def _counts(observed: Observed, component: str, revision: str | None) -> RoleSta
         replicas=len(pods),
         ready_replicas=sum(map(is_ready, pods)),
         updated_replicas=sum(labels_of(pod).get(names.LABEL_REVISION) == revision for pod in pods),
+        scheduled_replicas=sum(map(is_scheduled, pods)),
     )
+
+
+def _rollout(view: View, held: str | None) -> RolloutStatus | None:
+    """Return how far a rollout is, None where one revision is all there is."""
+    if not view.left_over:
+        return None
+    revisions: list[RevisionStatus] = []
+    for revision, capacity in view.capacities.items():
+        ready = {component: state.ready for component, state in revision_states(view.observed, revision).items()}
+        revisions.append(RevisionStatus(revision=revision, share=f"{int(capacity * 100)}%", **ready))
+    return RolloutStatus(revisions=revisions, waiting_for=held)
 
 
 def _resolved(spec: Spec) -> Resolved:

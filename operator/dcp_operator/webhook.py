@@ -21,11 +21,12 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from dcp_operator import catalogue_file
+from dcp_operator import catalogue_file, metrics
 from dcp_operator.admission_review import answer, refusal, uid_in, warm_up
 from dcp_operator.catalogue_file import CatalogueFile
 from dcp_operator.certificate import Certificate
-from dcp_operator.environment import SettingError, configure_logging, read_port
+from dcp_operator.environment import SettingError, configure_logging, read_metrics_port, read_port
+from dcp_operator.side_server import Answer, SideServer
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,8 @@ class Environment:
     port: int
     #: Seconds between the order to stop and the end, in which requests are still answered.
     drain_s: int
+    #: None: metrics are not shown.
+    metrics_port: int | None = None
 
 
 def read_environment(environment: Mapping[str, str]) -> Environment:
@@ -60,6 +63,7 @@ def read_environment(environment: Mapping[str, str]) -> Environment:
         cert_dir=Path(environment.get("DCP_WEBHOOK_CERT_DIR", "").strip() or _DEFAULT_CERT_DIR),
         port=read_port(environment, "DCP_WEBHOOK_PORT", _DEFAULT_PORT),
         drain_s=int(drain),
+        metrics_port=read_metrics_port(environment),
     )
 
 
@@ -74,14 +78,16 @@ class Webhook:
 
     def judge(self, content: bytes) -> bytes:
         """Return the answer to one review. Whatever happens, it is a review with words in it: a user will read it."""
-        try:
-            answered = answer(content, self._models.catalogue)
-        except Exception:
-            log.exception("review failed uid=%s", uid_in(content))
-            answered = refusal(uid_in(content), _FAILED, 500)
+        with metrics.REVIEW_SECONDS.time():
+            try:
+                answered = answer(content, self._models.catalogue)
+            except Exception:
+                log.exception("review failed uid=%s", uid_in(content))
+                answered = refusal(uid_in(content), _FAILED, 500)
         status: dict[str, Any] = answered["response"].get("status", {})
+        metrics.review_answered(answered["response"]["allowed"], status.get("code"), status.get("message", ""))
         if status.get("code") == 400:
-            log.warning("request not judged: %s", status["message"])
+            log.warning("request not judged error=%s", status["message"])
         return json.dumps(answered).encode()
 
     def application(self) -> web.Application:
@@ -100,7 +106,7 @@ class Webhook:
         review whose connection breaks: it refuses the object. So nothing is cut while requests can still come.
         """
         self._draining = True
-        log.info("stopping; requests are answered for another %g s", seconds)
+        log.info("stopping, requests are answered for some time yet seconds=%g", seconds)
         await asyncio.sleep(seconds)
 
     async def _validate(self, request: web.Request) -> web.Response:
@@ -165,10 +171,15 @@ async def _run(environment: Environment, models: CatalogueFile) -> None:
 
 def main() -> int:
     """Run the webhook until it is told to stop; return the exit status."""
-    configure_logging()
     try:
+        configure_logging(os.environ)
         environment = read_environment(os.environ)
         models = catalogue_file.from_environment(os.environ.get(catalogue_file.VARIABLE, ""))
+        if environment.metrics_port is not None:
+            page = Answer(200, b"", metrics.CONTENT_TYPE)
+            SideServer(
+                environment.metrics_port, {"/metrics": lambda: page._replace(content=metrics.page(metrics.WEBHOOK))}
+            )
         warm_up()
         # Nothing that exists now is ever garbage: collections in a request need not look at it.
         gc.collect()

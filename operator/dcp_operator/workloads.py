@@ -3,7 +3,11 @@
 from dataclasses import dataclass
 
 from dcp_operator import names
+from dcp_operator.kinds import LEADER_WORKER_SET
 from dcp_operator.observed import Body, Child, Observed, entries, section
+
+#: Labels that tell from which state of a template a pod is made: Deployment's, and LeaderWorkerSet's.
+_TEMPLATE_HASHES = ("pod-template-hash", "leaderworkerset.sigs.k8s.io/template-revision-hash")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +77,6 @@ def revision_serves(states: dict[str, ComponentState]) -> bool:
     return all(state.serves for state in states.values())
 
 
-def has_engines(states: dict[str, ComponentState]) -> bool:
-    """Whether a revision could answer requests as soon as it has a router: each role has a ready engine."""
-    return all(state.serves for component, state in states.items() if component != names.ROUTER)
-
-
 def pods_of(observed: Observed, component: str | None = None, revision: str | None = None) -> tuple[Body, ...]:
     """Return the pods of a component and revision (or of all) that run or will run, in the order of their names."""
     found = [
@@ -118,21 +117,26 @@ def is_ready(pod: Body) -> bool:
     )
 
 
+def is_scheduled(pod: Body) -> bool:
+    """Whether a pod has a node. One that runs has one, whatever its conditions say."""
+    return section(pod, "status").get("phase") == "Running" or any(
+        condition.get("type") == "PodScheduled" and condition.get("status") == "True"
+        for condition in entries(pod, "status", "conditions")
+    )
+
+
 def _is_current(deployment: Child, pods: tuple[Body, ...]) -> bool:
     """Whether the Deployment's controller has seen the newest spec and all pods are made from its template.
 
-    The pods are asked themselves for what replaces pods within a revision, the key: their events come before the
+    The pods are asked themselves, too, whether there are two kinds of them: their events can come before the
     Deployment's own count.
     """
     status = section(deployment.body, "status")
     spec: Body = deployment.body["spec"]
-    if status.get("observedGeneration", 0) < deployment.body["metadata"].get("generation", 0):
+    # Releases of LeaderWorkerSet before 0.9 don't say which generation they have seen.
+    tells = "observedGeneration" in status or deployment.ref.kind != LEADER_WORKER_SET.kind
+    if tells and status.get("observedGeneration", 0) < deployment.body["metadata"].get("generation", 0):
         return False
     if status.get("updatedReplicas", 0) < spec.get("replicas", 1):
         return False
-    wanted = _key_of(spec["template"])
-    return all(_key_of(pod) == wanted for pod in pods)
-
-
-def _key_of(body: Body) -> str | None:
-    return section(body, "metadata", "annotations").get(names.ANNOTATION_KEY)
+    return len({tuple(labels_of(pod).get(label) for label in _TEMPLATE_HASHES) for pod in pods}) <= 1

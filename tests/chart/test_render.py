@@ -237,16 +237,21 @@ def test_image_and_placement_reach_both_pods_and_the_pods_that_the_operator_make
     environment = only(manifests, "Deployment", "-controller")["spec"]["template"]["spec"]["containers"][0]["env"]
     assert {"name": "DCP_OPERATOR_IMAGE", "value": "registry.local:5000/team/operator:1.2.3"} in environment
     assert {"name": "DCP_OPERATOR_IMAGE_PULL_POLICY", "value": "Always"} in environment
+    # NetworkPolicies let the controller in by its namespace.
+    own = {"fieldRef": {"fieldPath": "metadata.namespace"}}
+    assert {"name": "POD_NAMESPACE", "valueFrom": own} in environment
 
 
-def test_the_definition_is_the_generated_one_and_stays_when_the_release_goes() -> None:
-    [path] = (CHART.parents[1] / "crds").glob("*.yaml")
-    generated = yaml.safe_load(Path(path).read_text())
-    definition = only(render(), "CustomResourceDefinition")
-    assert definition["spec"] == generated["spec"]
-    assert definition["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
-    loose = only(render({"crds": {"keep": False}}), "CustomResourceDefinition")
-    assert "annotations" not in loose["metadata"]
+def test_the_definitions_are_the_generated_ones_and_stay_when_the_release_goes() -> None:
+    files = sorted((CHART.parents[1] / "crds").glob("*.yaml"))
+    kept, loose = render(), render({"crds": {"keep": False}})
+    assert len([m for m in kept if m["kind"] == "CustomResourceDefinition"]) == len(files) == 2
+    for path in files:
+        generated = yaml.safe_load(Path(path).read_text())
+        definition = only(kept, "CustomResourceDefinition", path.stem)
+        assert definition["spec"] == generated["spec"]
+        assert definition["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+        assert "annotations" not in only(loose, "CustomResourceDefinition", path.stem)["metadata"]
     assert not [m for m in render({"crds": {"install": False}}) if m["kind"] == "CustomResourceDefinition"]
 
 

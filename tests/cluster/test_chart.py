@@ -36,6 +36,7 @@ HOME, MODELS, NEIGHBOUR = "chart-test-home", "chart-test-models", "chart-test-ne
 PREFIX = "team-one-dcp-disagg"
 SECRET = f"{PREFIX}-webhook-certificate"
 DEFINITION = "dcpdisaggdeployments.dcpdisagg.io"
+SCALERS = "dcpdisaggrolescalers.dcpdisagg.io"
 
 
 def deployment_object(namespace: str = MODELS, **decode: Any) -> Manifest:
@@ -73,7 +74,7 @@ REFUSED = deployment_object(extraArgs=["--kv-transfer-config", "{}"])
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     with no_other_release():
-        kubectl("delete", "crd", DEFINITION, "--ignore-not-found")
+        kubectl("delete", "crd", DEFINITION, SCALERS, "--ignore-not-found")
         for namespace in (HOME, MODELS, NEIGHBOUR):
             kubectl("delete", "namespace", namespace, "--ignore-not-found")
             kubectl("create", "namespace", namespace)
@@ -82,7 +83,7 @@ def cluster() -> Iterator[None]:
         yield
         for release in (Release("team-one", HOME, {}), Release("other", NEIGHBOUR, {})):
             release.uninstall()
-        kubectl("delete", "crd", DEFINITION, "--ignore-not-found")
+        kubectl("delete", "crd", DEFINITION, SCALERS, "--ignore-not-found")
         kubectl("delete", "namespace", HOME, MODELS, NEIGHBOUR)
 
 
@@ -269,7 +270,7 @@ def test_uninstalling_leaves_the_definition_and_the_objects_alone(release: Relea
     )
     selector = ("--selector", "app.kubernetes.io/instance=team-one,helm.sh/chart")
     assert get(kinds, "--all-namespaces", *selector)["items"] == []
-    assert get("crd", DEFINITION)["metadata"]["name"] == DEFINITION
+    assert len(get("crd", DEFINITION, SCALERS)["items"]) == 2
     assert pod_identities() == pods, "engines serve on without the operator"
     kubectl("delete", "dcpd", "chart-test", "--namespace", MODELS, "--wait", "--timeout=30s")
     eventually("the object's pods are gone", lambda: not pod_identities(), within_s=150)

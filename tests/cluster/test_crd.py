@@ -254,6 +254,16 @@ STATIC = {
     "replicas-or-scaling": [role("decode", replicas=2, scaling={"maxReplicas": 4})],
     "scaling-bounds": [role("decode", replicas=None, scaling={"minReplicas": 5, "maxReplicas": 4})],
     "rollout-not-stuck": [{"spec": {"rolloutStrategy": {"maxSurge": 0, "maxUnavailable": 0}}}],
+    "model-cache": [{"spec": {"model": {"uri": "pvc://models/x", "cache": {"claimName": "models"}}}}],
+    "multinode-ranks": [role("decode", multinode={"nodeCount": 3})],
+    "multinode-ranks, all factors": [
+        MLA,
+        sizes("prefill", tensor=4, pipeline=3, prefillContext=2, decodeContext=2),
+        role("prefill", multinode={"nodeCount": 5}),
+    ],
+    "multinode-data": [sizes("decode", data=2), role("decode", multinode={"nodeCount": 2})],
+    "max-skew-positive": [{"spec": {"rolloutStrategy": {"maxSkew": "0%"}}}],
+    "rdma-devices": [{"spec": {"kvConnector": {"rdma": {"resourceName": "rdma/ib"}}}}],
     "rollout-not-stuck, percentages": [{"spec": {"rolloutStrategy": {"maxSurge": "0%", "maxUnavailable": "0%"}}}],
 }
 
@@ -263,6 +273,8 @@ OLD_MISTAKES = (
     [MLA, sizes("decode", tensor=8, decodeContext=3)],
     [role("decode", kvCacheInterleaveSize=48)],
     [role("decode", replicas=2, scaling={"maxReplicas": 4})],
+    [role("prefill", multinode={"nodeCount": 3})],
+    [{"spec": {"kvConnector": {"rdma": {"resourceName": "rdma/ib"}}}}],
 )
 
 
@@ -343,6 +355,8 @@ def test_the_server_and_the_rules_agree_on_objects_of_all_kinds(send):
                 fields["scaling"] = {"minReplicas": size(5), "maxReplicas": size(5)}
             if generator.random() < 0.3:
                 fields["replicas"] = None
+            if generator.random() < 0.2:
+                fields["multinode"] = {"nodeCount": generator.randint(2, 4)}
             change = merged(change, role(name, **fields))
         kind = generator.choice(["mooncake", "mooncake", "mooncake-upstream", "nixl"])
         change = merged(change, {"spec": {"kvConnector": {"type": kind}, "router": {"replicas": size(2) - 1}}})

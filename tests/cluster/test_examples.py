@@ -11,6 +11,7 @@ from dcp_operator.api.load import load
 from dcp_operator.build import render
 from dcp_operator.cli.documents import read_files
 from tests.support.cluster import Cluster, cluster
+from tests.support.leader_worker_sets import leader_worker_sets
 from tests.support.operator_process import install_crd
 from tests.support.release import kubectl
 from tests.support.specimens import merged
@@ -19,10 +20,12 @@ EXAMPLES = sorted(Path("examples").glob("*.yaml"))
 
 
 @pytest.fixture(scope="module")
-def real() -> Cluster:
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     found = cluster()
     install_crd(found)
-    return found
+    # An example has an engine of several nodes, and its manifests are LeaderWorkerSet's to judge.
+    with leader_worker_sets(found, tmp_path_factory.mktemp("lws")):
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +58,7 @@ def test_every_manifest_of_an_example_is_accepted(real, namespace, path):
 
 
 def test_a_changed_example_is_refused_so_that_the_test_above_means_something(namespace):
-    body = yaml.safe_load(EXAMPLES[0].read_text())
+    body = yaml.safe_load(Path("examples/minimal.yaml").read_text())
     broken = merged(body, {"spec": {"decode": {"parallelism": {"tensor": 8, "decodeContext": 3}}}})
     command = ["apply", "--dry-run=server", "--namespace", namespace, "--filename", "-"]
     result = kubectl(*command, stdin=json.dumps(broken), check=False)

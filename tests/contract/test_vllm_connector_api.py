@@ -45,7 +45,7 @@ READ = {
         "cp_kv_cache_interleave_size",
         "data_parallel_rank_local",
         "data_parallel_size_local",
-        "data_parallel_size_local",
+        "nnodes",
     ],
     ("vllm.config.model", "ModelConfig"): [
         "model",
@@ -91,7 +91,7 @@ READ = {
     ("vllm.lora.request", "LoRARequest"): ["lora_name"],
     ("vllm.v1.core.kv_cache_manager", "KVCacheBlocks"): ["get_block_ids"],
     ("vllm.v1.core.block_pool", "BlockPool"): ["blocks", "touch", "free_blocks", "null_block"],
-    ("vllm.distributed.parallel_state", "GroupCoordinator"): ["rank_in_group"],
+    ("vllm.distributed.parallel_state", "GroupCoordinator"): ["rank_in_group", "broadcast_object"],
     ("vllm.v1.attention.backend", "AttentionImplBase"): ["supports_dcp"],
     (METRICS, "KVConnectorStats"): ["data", "aggregate", "reduce", "reset", "is_empty"],
     (METRICS, "KVConnectorPromMetrics"): ["_counter_cls", "_gauge_cls", "_histogram_cls", "per_engine_labelvalues"],
@@ -130,7 +130,8 @@ def test_every_name_that_is_imported_from_vllm_is_there(vllm: Source) -> None:
                 case _:
                     pass
     assert len(wanted) >= 10
-    for module, name in [*wanted, *(("vllm.distributed.parallel_state", f"get_{kind}_group") for kind in ("tp", "pp"))]:
+    groups = [f"get_{kind}_group" for kind in ("tp", "pp", "inner_dp_world")]
+    for module, name in [*wanted, *(("vllm.distributed.parallel_state", group) for group in groups)]:
         assert name in vllm.names(module), (module, name)
 
 

@@ -32,6 +32,7 @@ from tests.support.fleet import (
 )
 from tests.support.pd_pair import eventually, metric
 from tests.support.proxies import ExampleProxy, Sidecar, token_ids
+from tests.support.real_checks import check_of
 from tests.support.routers import running_router
 
 pytestmark = pytest.mark.timeout(900)
@@ -139,6 +140,18 @@ def test_tokens_are_right_and_every_engine_takes_part(engines: Engines, flow: st
         decode = count_movement([], [after[1][number]]) - count_movement([], [pages[1][number]])
         assert decode.received_tokens > 0, f"decode engine {number} was not used"
     assert missing == [metric(engine, "failed_transfers", 'reason="params_missing"') for engine in engines.decodes]
+
+
+def test_the_operators_check_verifies_real_engines_and_notices_a_router_that_hands_nothing_over(
+    engines: Engines, tmp_path: Path
+) -> None:
+    with running_router("nixl", engines.prefills, engines.decodes, tmp_path) as url:
+        found = check_of(engines.prefills, engines.decodes, url)
+    assert (found.said.status, found.said.reason) == ("True", "Verified"), found.said.message
+    # Sent to decode itself, the prompt is answered without a remote prefill.
+    found = check_of(engines.prefills, engines.decodes, engines.decodes[1].url)
+    assert (found.said.status, found.said.reason) == ("False", "Recomputed"), found.said.message
+    assert "params_missing" in found.said.message
 
 
 def test_query_can_be_read_as_each_proxy_reads_it(engines: Engines) -> None:

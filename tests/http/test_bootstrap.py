@@ -106,6 +106,21 @@ def test_ready_means_that_the_engine_itself_is_healthy(server: BootstrapServer, 
     assert words == f"the engine's /health on port {api.server_address[1]} answers 503\n"
 
 
+def test_an_engine_that_hangs_in_a_step_is_not_ready_although_it_calls_itself_healthy(api: HTTPServer) -> None:
+    took = [0.0]
+    made = BootstrapServer(0, api.server_address[1], SECRET, serves_query=True, stalled_s=lambda: took[0])
+    try:
+        made.publish(a_topology())
+        took[0] = 59.0
+        assert get(made, "/readyz") == (200, "ready\n")
+        took[0] = 61.0
+        assert get(made, "/readyz") == (503, "the engine hangs: it has been computing one step for 61 s\n")
+        took[0] = 0.0
+        assert get(made, "/readyz") == (200, "ready\n")
+    finally:
+        made.close()
+
+
 def test_ready_says_so_when_the_engine_does_not_answer() -> None:
     made = BootstrapServer(0, 1, SECRET, serves_query=True)
     made.publish(a_topology())

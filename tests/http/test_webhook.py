@@ -4,6 +4,7 @@ import asyncio
 import json
 import ssl
 import threading
+import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dcp_operator.catalogue_file import CatalogueFile
+from dcp_operator.side_server import SideServer
 from dcp_operator.webhook import Webhook
 from tests.support.damage import DAMAGE, REVIEW_DAMAGE, WHOLE, damaged
 from tests.support.specimens import sizes, specimen
@@ -201,6 +203,33 @@ def test_a_model_that_the_file_adds_is_known_without_a_restart(tmp_path: Path):
                 break
             known.wait(0.05)
         assert known.is_set(), webhook.said
+
+
+def test_refusals_are_counted_by_their_rules_on_a_port_of_their_own(tmp_path: Path):
+    server = SideServer(0, {}, host=HOST)
+    port = server.port
+    server.close()
+    two = specimen(sizes("decode", tensor=8, decodeContext=3), {"spec": {"decode": {"extraArgs": ["--port=1"]}}})
+    with webhook_process(tmp_path, DCP_METRICS_PORT=str(port)) as webhook:
+        for content in (body(specimen()), body(REFUSED), body(two), b"garbage"):
+            webhook.post(content)
+        with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=30) as answer:
+            page = answer.read().decode()
+        assert 'dcp_webhook_reviews_total{outcome="allowed"} 1.0' in page
+        assert 'dcp_webhook_reviews_total{outcome="refused"} 2.0' in page
+        assert 'dcp_webhook_reviews_total{outcome="failed"} 1.0' in page
+        assert 'dcp_webhook_denials_total{rule="dcp-divides-tp"} 2.0' in page
+        assert 'dcp_webhook_denials_total{rule="connector-args"} 1.0' in page
+        assert "dcp_webhook_review_seconds_count 4.0" in page
+
+
+def test_every_line_of_its_log_is_a_json_object_with_a_constant_message_if_so_wanted(tmp_path: Path):
+    with webhook_process(tmp_path, DCP_LOG_FORMAT="json") as webhook:
+        webhook.post(b"garbage")
+        lines = [json.loads(line) for line in webhook.said.splitlines()]
+    assert {"message": "request not judged", "level": "warning"}.items() <= lines[-1].items()
+    assert "it is no JSON" in lines[-1]["error"]
+    assert {"message": "answering admission reviews", "port": webhook.port}.items() <= lines[-2].items()
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def with_value(body, path, text):
     holder = changed
     for step in way:
         holder = holder.setdefault(step, {})
-    holder[last] = int(text) if text.isdigit() else text
+    holder[last] = int(text) if text.isdigit() else {"true": True, "false": False}.get(text, text)
     return changed
 
 
@@ -170,13 +170,19 @@ def objects(draw):
             ),
             "replicas": draw(st.sampled_from([None, 1, 4])),
             "scaling": draw(st.sampled_from([None, None, {"minReplicas": 2, "maxReplicas": 1}])),
+            "multinode": draw(st.sampled_from([None, None, {"nodeCount": 2}, {"nodeCount": 3}])),
+            "hostNetwork": draw(st.booleans()),
+            "template": draw(st.sampled_from([{}, {}, {"spec": {"hostNetwork": True}}])),
         }
         change = merged(change, role(name, **fields))
         wide = {key: draw(st.sampled_from([1, 1, 1, 2])) for key in ("pipeline", "data", "prefillContext")}
         change = merged(change, sizes(name, tensor=own["tensor"], decodeContext=own["decodeContext"], **wide))
     ratio = draw(st.sampled_from([None, None, {"min": "3:1"}, {"min": "2:1", "max": "1:2"}]))
-    strategy = draw(st.sampled_from([{}, {}, {"maxSurge": 0, "maxUnavailable": "0%"}]))
-    return specimen(change, {"spec": {"ratio": ratio, "rolloutStrategy": strategy}})
+    strategy = draw(st.sampled_from([{}, {}, {"maxSurge": 0, "maxUnavailable": "0%"}, {"maxSkew": "0%"}]))
+    near = draw(st.sampled_from([None, None, {"topologyKey": "kubernetes.io/hostname", "enforcement": "Required"}]))
+    rdma = draw(st.sampled_from([None, None, {"resourceName": "rdma/ib"}]))
+    more = {"topologyConstraint": near, "kvConnector": {"rdma": rdma}}
+    return specimen(change, {"spec": {"ratio": ratio, "rolloutStrategy": strategy, **more}})
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -244,7 +250,8 @@ POD_WORDS = st.sampled_from(
         "metadata", "labels", "annotations", "spec", "containers", "initContainers", "name", "main", "image", "args",
         "command", "env", "value", "valueFrom", "resources", "limits", "requests", "claims", "nvidia.com/gpu", "cpu",
         "memory", "ports", "containerPort", "volumes", "volumeMounts", "mountPath", "hostNetwork", "securityContext",
-        "capabilities", "privileged", "startupProbe", "livenessProbe", "httpGet", "restartPolicy", "emptyDir",
+        "capabilities", "privileged", "affinity", "podAffinity", "hostPath",
+        "startupProbe", "livenessProbe", "httpGet", "restartPolicy", "emptyDir",
         "terminationGracePeriodSeconds", "dcpdisagg.io/role", "PYTHONPATH", "connector", "dshm", "hostAliases", "ip",
     ]
 )  # fmt: skip

@@ -85,9 +85,12 @@ class Cluster:
         try:
             yield name
         finally:
+            # Once a pod ends with its own grace period, which is minutes for an engine, a shorter one comes too late.
+            for kinds in ("deployments", "replicasets"):
+                self.kubectl("delete", kinds, "--all", "-n", name, "--cascade=orphan")
+            self.kubectl("delete", "pods", "--all", "-n", name, "--grace-period=1", "--wait=false")
             self.kubectl("delete", "namespace", name, "--wait=false")
-            self.kubectl("delete", "pods", "--all", "-n", name, "--grace-period=1", "--ignore-not-found")
-            self.kubectl("wait", "--for=delete", f"namespace/{name}", "--timeout=90s")
+            self.kubectl("wait", "--for=delete", f"namespace/{name}", "--timeout=180s", timeout_s=190)
 
 
 @functools.cache

@@ -38,6 +38,15 @@ __all__ = [
 
 START_TIMEOUT_S = 240.0
 _HOST = "127.0.0.1"
+#: `vllm serve --headless`. Its command line does not start here: it asks for the version of a distribution named vllm,
+#: and that of the CPU engines has another name.
+_HEADLESS = """
+from vllm.entrypoints.cli.serve import ServeSubcommand
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+ServeSubcommand.cmd(make_arg_parser(FlexibleArgumentParser()).parse_args())
+"""
 _SECRET = "0123456789abcdef0123456789abcdef"
 
 
@@ -53,6 +62,8 @@ class EngineSpec:
     block: int = 32
     #: Data-parallel ranks; each has a bootstrap port of its own, one behind the other.
     data: int = 1
+    #: Nodes: processes with addresses of their own, 127.0.0.1, 127.0.0.2 and so on, each with its part of the ranks.
+    nodes: int = 1
     #: With a role the engine runs the connector; its ports are chosen when it starts.
     role: Literal["kv_producer", "kv_consumer", "kv_both"] | None = None
     load_failure_policy: Literal["recompute", "fail"] = "fail"
@@ -64,7 +75,8 @@ class EngineSpec:
     def __str__(self) -> str:
         layout = f"tp{self.tensor}-dcp{self.dcp}-i{self.interleave}" if self.dcp > 1 else f"tp{self.tensor}"
         block = f"-b{self.block}" if self.block != 32 else ""
-        return f"{self.model}-{layout}{block}" + (f"-{self.role}" if self.role else "")
+        nodes = f"-n{self.nodes}" if self.nodes > 1 else ""
+        return f"{self.model}-{layout}{block}{nodes}" + (f"-{self.role}" if self.role else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +87,8 @@ class RunningEngine:
     url: str
     bootstrap_url: str | None
     group: ProcessGroup
+    #: Those of the other nodes.
+    others: tuple[ProcessGroup, ...] = ()
 
     def wait(self, timeout_s: float = START_TIMEOUT_S) -> "RunningEngine":
         """Return when the engine is healthy, and its connector too if it has one."""
@@ -87,6 +101,11 @@ class RunningEngine:
         """What the engine has written so far."""
         return self.group.log_file.read_text(errors="replace")
 
+    def stop(self) -> None:
+        """End the engine on all of its nodes."""
+        for group in (self.group, *self.others):
+            group.stop()
+
 
 def start_engine(spec: EngineSpec, folder: Path) -> RunningEngine:
     """Start an engine without waiting for it. `folder` receives its log and its secret."""
@@ -96,8 +115,7 @@ def start_engine(spec: EngineSpec, folder: Path) -> RunningEngine:
     port, bootstrap_port = free_ports(2)
     if spec.data > 1:
         bootstrap_port = first_of_free_ports(spec.data)
-    command = [str(environment / "bin" / "python3"), "-m", profile.API_SERVER]
-    command += profile.arguments(
+    command = profile.arguments(
         models / spec.model,
         served_model_name="tiny",
         host=_HOST,
@@ -122,13 +140,36 @@ def start_engine(spec: EngineSpec, folder: Path) -> RunningEngine:
             SECRET_FILE_ENV: str(secret),
             "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(bootstrap_port),
         }
-    group = ProcessGroup.start([*command, *spec.args], {**variables, **dict(spec.env)}, folder / f"{spec}-{port}.log")
+    variables |= dict(spec.env)
+    command += [*spec.args, *_nodes_arguments(spec)]
+    python = str(environment / "bin" / "python3")
+    server = [python, "-m", profile.API_SERVER, *command]
+    if spec.nodes > 1:
+        server.append("--node-rank=0")
+    log = folder / f"{spec}-{port}.log"
+    group = ProcessGroup.start(server, variables, log)
+    others = tuple(
+        ProcessGroup.start(
+            [python, "-c", _HEADLESS, *command, "--headless", f"--node-rank={rank}"],
+            {**variables, "VLLM_HOST_IP": f"127.0.0.{rank + 1}"},
+            log.with_suffix(f".{rank}.log"),
+        )
+        for rank in range(1, spec.nodes)
+    )
     return RunningEngine(
         spec=spec,
         url=f"http://{_HOST}:{port}",
         bootstrap_url=f"http://{_HOST}:{bootstrap_port}" if spec.role else None,
         group=group,
+        others=others,
     )
+
+
+def _nodes_arguments(spec: EngineSpec) -> list[str]:
+    if spec.nodes == 1:
+        return []
+    (port,) = free_ports(1)
+    return [f"--nnodes={spec.nodes}", f"--master-addr={_HOST}", f"--master-port={port}"]
 
 
 @contextmanager
@@ -138,7 +179,7 @@ def running_engine(spec: EngineSpec, folder: Path) -> Iterator[RunningEngine]:
     try:
         yield engine.wait()
     finally:
-        engine.group.stop()
+        engine.stop()
 
 
 class EnginePool:
@@ -187,7 +228,7 @@ class EnginePool:
         """Stop these engines, or all."""
         stopped = [self._engines.pop(spec, None) for spec in dict.fromkeys(specs or tuple(self._engines))]
         with ThreadPoolExecutor(8) as threads:
-            for _ in threads.map(lambda engine: engine.group.stop(), filter(None, stopped)):
+            for _ in threads.map(lambda engine: engine.stop(), filter(None, stopped)):
                 pass
 
     def _wait(self, spec: EngineSpec) -> RunningEngine:

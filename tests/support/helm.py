@@ -39,9 +39,16 @@ def run_client(
     return result
 
 
-def render(values: Mapping[str, Any] | None = None, *, release: str = "rel", namespace: str = "home") -> list[Manifest]:
-    """Return every manifest of `helm template`, without a cluster."""
-    done = run_client("helm", *_template(release, namespace), "--values", "-", stdin=json.dumps(values or {}))
+def render(
+    values: Mapping[str, Any] | None = None,
+    *,
+    release: str = "rel",
+    namespace: str = "home",
+    kinds: Sequence[str] = (),
+) -> list[Manifest]:
+    """Return every manifest of `helm template`, without a cluster. `kinds` (GROUP/VERSION/KIND) are known there too."""
+    known = [f"--api-versions={kind}" for kind in kinds]
+    done = run_client("helm", *_template(release, namespace), *known, "--values", "-", stdin=json.dumps(values or {}))
     return [document for document in yaml.safe_load_all(done.stdout) if document]
 
 

@@ -28,7 +28,8 @@ from tests.support.release import no_other_release
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 CRDS = CHECKOUT / "crds"
-CRD = "dcpdisaggdeployments.dcpdisagg.io"
+#: Names of the definitions, that of the objects that users write first.
+DEFINITIONS = ("dcpdisaggdeployments.dcpdisagg.io", "dcpdisaggrolescalers.dcpdisagg.io")
 STAND_IN = (Path(__file__).parent / "stand_in_engine.py").read_text()
 #: The operator's image holds a Python, the connector and the router: enough for stand-in engines too.
 IMAGE = operator_image()
@@ -83,16 +84,22 @@ class Process:
             self._process.wait()
             raise AssertionError(f"{self.name} does not stop:\n{self.said()}") from None
 
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal and wait for nothing, as to freeze the process and to let it go on."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     def said(self) -> str:
         return self.log.read_text()
 
-    def memory_kib(self) -> int:
+    def memory_kib(self, which: str = "VmRSS") -> int:
+        """Memory in use; with VmHWM the most that was."""
         assert self._process is not None
         status = Path(f"/proc/{self._process.pid}/status").read_text()
-        return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
+        return int(next(line for line in status.splitlines() if line.startswith(which)).split()[1])
 
     def cpu_s(self) -> float:
         """Processor time used so far."""
@@ -125,7 +132,7 @@ def _fail(process: Process) -> bool:
 def without_release(cluster: Cluster, *, image: bool = True) -> Iterator[Cluster]:
     """The cluster with the custom resource's definition and no operator in it but the tests' own."""
     with no_other_release():
-        was_there = CRD in cluster.kubectl("get", "crd", "-o", "name")
+        there = cluster.kubectl("get", "crd", "-o", "name")
         install_crd(cluster)
         if image:
             load_operator_image(this_cache(), lambda message: None)
@@ -133,14 +140,16 @@ def without_release(cluster: Cluster, *, image: bool = True) -> Iterator[Cluster
             yield cluster
         finally:
             # Helm takes over no definition that it did not make: what the tests brought goes with them.
-            if not was_there:
-                cluster.kubectl("delete", "crd", CRD)
+            brought = [name for name in DEFINITIONS if name not in there]
+            if brought:
+                cluster.kubectl("delete", "crd", *brought)
 
 
 def install_crd(cluster: Cluster) -> None:
-    """Install or update the custom resource definition, and wait until it is served."""
+    """Install or update the custom resource definitions, and wait until they are served."""
     cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", CRDS)
-    wait_for("the definition is served", lambda: "Established" in conditions(cluster.get("crd", CRD)), 30)
+    for name in DEFINITIONS:
+        wait_for(f"{name} is served", lambda name=name: "Established" in conditions(cluster.get("crd", name)), 30)
 
 
 @contextmanager
@@ -159,7 +168,7 @@ def controller(cluster: Cluster, folder: Path, *namespaces: str, **environment: 
             **environment,
         },
     )
-    with running(process, lambda: _answers(f"http://127.0.0.1:{port}/healthz")):
+    with running(process, lambda: _answers(f"http://127.0.0.1:{port}/readyz")):
         yield process
 
 
@@ -260,21 +269,20 @@ def trusting(folder: Path) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=str(folder / "tls.crt"))
 
 
-def stand_in(name: str = "chat", **changes: Any) -> dict[str, Any]:
-    """Return an object whose engines are stand-ins: Ready within seconds, a few MiB each."""
-    template = {
-        "spec": {
-            "containers": [
-                {
-                    "name": "main",
-                    "command": ["python", "-c", STAND_IN],
-                    "startupProbe": {"periodSeconds": 1},
-                    "readinessProbe": {"periodSeconds": 1},
-                }
-            ]
-        }
-    }
-    role = {"replicas": 1, "blockSize": 32, "template": template}
+def stand_in(
+    name: str = "chat",
+    *,
+    prefill: dict[str, Any] | None = None,
+    decode: dict[str, Any] | None = None,
+    prefill_told: dict[str, Any] | None = None,
+    decode_told: dict[str, Any] | None = None,
+    **changes: Any,
+) -> dict[str, Any]:
+    """Return an object whose engines are stand-ins: Ready within seconds, a few MiB each.
+
+    `prefill` and `decode` replace fields of a role, `changes` fields of the spec. What stand-ins are `told` holds from
+    their start (`stand_in_engine` lists it); `tests.support.stand_ins` talks to them when they run.
+    """
     spec = {
         "model": {
             "uri": "hf://acme/tiny",
@@ -283,8 +291,12 @@ def stand_in(name: str = "chat", **changes: Any) -> dict[str, Any]:
         "image": IMAGE,
         "accelerator": {"resourceName": "cpu"},
         "kvConnector": {"protocol": "tcp"},
-        "prefill": {**role, "parallelism": {"tensor": 1}},
-        "decode": {**role, "parallelism": {"tensor": 2, "decodeContext": 2}},
+        "prefill": {**_stand_in_role(prefill_told), "parallelism": {"tensor": 1}, **(prefill or {})},
+        "decode": {
+            **_stand_in_role(decode_told),
+            "parallelism": {"tensor": 2, "decodeContext": 2},
+            **(decode or {}),
+        },
     }
     return {
         "apiVersion": "dcpdisagg.io/v1alpha1",
@@ -292,6 +304,24 @@ def stand_in(name: str = "chat", **changes: Any) -> dict[str, Any]:
         "metadata": {"name": name},
         "spec": {**spec, **changes},
     }
+
+
+def _stand_in_role(told: dict[str, Any] | None) -> dict[str, Any]:
+    revision = {"fieldRef": {"fieldPath": "metadata.labels['dcpdisagg.io/revision']"}}
+    env: list[dict[str, Any]] = [
+        {"name": "STAND_IN_POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": "STAND_IN_REVISION", "valueFrom": revision},
+    ]
+    if told is not None:
+        env.append({"name": "STAND_IN", "value": json.dumps(told)})
+    main = {
+        "name": "main",
+        "command": ["python", "-c", STAND_IN],
+        "env": env,
+        "startupProbe": {"periodSeconds": 1},
+        "readinessProbe": {"periodSeconds": 1},
+    }
+    return {"replicas": 1, "blockSize": 32, "template": {"spec": {"containers": [main]}}}
 
 
 def conditions(body: dict[str, Any]) -> dict[str, dict[str, Any]]:

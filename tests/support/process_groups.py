@@ -97,6 +97,8 @@ class ProcessGroup:
         while self._alive():
             self.signal(signal.SIGKILL)
             time.sleep(0.05)
+        # It may have ended right after it was looked at.
+        self.process.wait()
         for path in shared:
             path.unlink(missing_ok=True)
         shutil.rmtree(self.scratch, ignore_errors=True)

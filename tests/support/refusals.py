@@ -47,6 +47,12 @@ REFUSALS: dict[str, list[Change]] = {
     "a folder outside the volume": [model(uri="pvc://models/../x")],
     "a revision of a volume": [model(uri="pvc://models/x", revision="main")],
     "an unknown model": [UNKNOWN],
+    "a name without room for groups": [
+        {"metadata": {"name": "a" * 40}},
+        role("decode", multinode={"nodeCount": 2}),
+    ],
+    "a cache for a volume": [model(uri="pvc://models/x", cache={"claimName": "models"})],
+    "a cache outside its claim": [model(cache={"claimName": "models", "path": "../x"})],
     # sizes
     "latent attention with eight heads": [MLA, geometry(kvHeads=8)],
     "KV heads that don't divide": [geometry(kvHeads=5)],
@@ -76,6 +82,12 @@ REFUSALS: dict[str, list[Change]] = {
     "an interleave without shards": [role("prefill", kvCacheInterleaveSize=64)],
     "local ranks that don't divide all": [sizes("decode", data=4, dataLocal=3)],
     "copies that could be shards": [sizes("decode", decodeContext=1)],
+    # nodes
+    "ranks that nodes can't share": [role("decode", multinode={"nodeCount": 3})],
+    "data-parallel ranks on several nodes": [sizes("decode", data=2), role("decode", multinode={"nodeCount": 2})],
+    "an annotation of the group's": [
+        role("decode", multinode={"nodeCount": 2, "annotations": {"dcpdisagg.io/x": "y"}}),
+    ],
     # attention
     "a backend that doesn't shard": [arguments("--attention-backend=TRITON_ATTN")],
     "a backend that shards single tokens": [arguments("--attention-backend", "FLASHINFER_MLA")],
@@ -153,6 +165,11 @@ REFUSALS: dict[str, list[Change]] = {
         sizes("decode", tensor=8, decodeContext=8),
     ],
     "rdma without a device": [connector(protocol="rdma")],
+    "RDMA devices for TCP": [connector(protocol="tcp", rdma={"resourceName": "rdma/ib"})],
+    "RDMA devices counted twice": [
+        connector(protocol="rdma", rdma={"resourceName": "rdma/ib", "count": 2}),
+        resources(limits={"rdma/ib": 1}),
+    ],
     # counts
     "two owners of the count": [role("decode", scaling={"maxReplicas": 4})],
     "one role that scales": [role("decode", replicas=None, scaling={"maxReplicas": 4})],
@@ -161,6 +178,14 @@ REFUSALS: dict[str, list[Change]] = {
     "too few prefill engines": [{"spec": {"ratio": {"min": "4:1"}}}],
     "too many prefill engines": [{"spec": {"ratio": {"max": "1:1"}}}],
     "a rollout that can't move": [{"spec": {"rolloutStrategy": {"maxSurge": 0, "maxUnavailable": 0}}}],
+    "a skew of nothing": [{"spec": {"rolloutStrategy": {"maxSkew": "0%"}}}],
+    "a budget that lets nobody go": [role("decode", disruptionBudget={"maxUnavailable": 0})],
+    "a hook in place of the one that waits": [
+        main_container("prefill", lifecycle={"preStop": {"sleep": {"seconds": 9}}})
+    ],
+    "an engine that hides its load": [arguments("--disable-log-stats")],
+    "namespaces of a policy that isn't": [{"spec": {"networkPolicy": {"enabled": False, "allowedNamespaces": ["a"]}}}],
+    "times of a check that isn't made": [{"spec": {"transferCheck": {"enabled": False, "intervalSeconds": 600}}}],
     # arguments
     "two arguments in one item": [arguments("--seed 3")],
     "a stray word": [arguments("word")],
@@ -199,5 +224,32 @@ REFUSALS: dict[str, list[Change]] = {
     ],
     "requests above limits": [resources(limits={"memory": "1Gi"}, requests={"memory": "2Gi"})],
     "no time to drain": [pod("decode", terminationGracePeriodSeconds=30)],
-    "the node's network": [pod("decode", hostNetwork=True)],
+    "the node's network in the template alone": [pod("decode", hostNetwork=True)],
+    "the node's network, yes and no": [role("decode", hostNetwork=True), pod("decode", hostNetwork=False)],
+    "one node for engines on its network": [
+        role("decode", hostNetwork=True),
+        {"spec": {"topologyConstraint": {"topologyKey": "kubernetes.io/hostname", "enforcement": "Required"}}},
+    ],
+    "a domain that no label names": [{"spec": {"topologyConstraint": {"topologyKey": "rack=a"}}}],
+    "an affinity that can't be joined": [
+        {"spec": {"topologyConstraint": {"topologyKey": "rack"}}},
+        pod("prefill", affinity={"podAffinity": "rack"}),
+        pod("decode", affinity={"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {}}}),
+    ],
+    "a privileged container": [main_container("decode", securityContext={"privileged": True})],
+    "what engines don't need of a node": [
+        main_container("decode", securityContext={"capabilities": {"add": ["SYS_ADMIN"]}}),
+        pod("prefill", hostIPC=True, volumes=[{"name": "x", "hostPath": {"path": "/dev"}}]),
+    ],
+    "no shared memory for eight ranks": [role("decode", sharedMemorySize="0")],
+    "more shared memory than memory": [role("decode", sharedMemorySize="8Gi"), resources(limits={"memory": "1Gi"})],
+    "shared memory stated twice": [role("decode", sharedMemorySize="8Gi"), pod("decode", volumes=[{"name": "dshm"}])],
+}
+
+#: Updates that make a rule speak that judges the change itself: what the object was before, and what it becomes.
+UPDATES: dict[str, tuple[Change, Change]] = {
+    "scaling is taken away": (
+        role("decode", replicas=None, scaling={"minReplicas": 1, "maxReplicas": 4}),
+        role("decode", replicas=2),
+    ),
 }

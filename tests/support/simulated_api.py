@@ -6,6 +6,8 @@ the real one by tests/cluster/test_operator.py.
 
 import copy
 import itertools
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from dcp_operator import names
@@ -13,6 +15,9 @@ from dcp_operator.client import ApiError
 from dcp_operator.gather import WATCHED_KINDS, Cache
 from dcp_operator.kinds import CHILD_KINDS, DEPLOYMENT, DEPLOYMENT_OF_ENGINES, POD, Kind, kind_named
 from dcp_operator.observed import Key, Observed
+
+#: When the server was started; its clock goes on by a second with every write.
+_EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 Body = dict[str, Any]
 Place = tuple[str, str, str]
@@ -24,9 +29,13 @@ class SimulatedApi:
     def __init__(self) -> None:
         self.objects: dict[Place, Body] = {}
         self.applied: dict[Place, Body] = {}
+        #: What was applied to statuses last.
+        self.stated: dict[Place, Body] = {}
         self.writes: list[tuple[str, str, str]] = []
         self.refuse: dict[tuple[str, str], ApiError] = {}
         self.events: list[Body] = []
+        #: Optional kinds that this server knows.
+        self.served: set[str] = set()
         self._versions = itertools.count(1)
 
     # What the operator calls.
@@ -54,11 +63,37 @@ class SimulatedApi:
             raise ApiError(409, "Conflict", "the uid is another")
         if subresource == "status":
             assert before is not None
-            return self._store(place, {**before, "status": copy.deepcopy(manifest["status"])}, is_spec=False)
+            there: Body = before.get("status", {})
+            status = _overlay(_without(there, self.stated.get(place, {})), copy.deepcopy(manifest["status"]))
+            self.stated[place] = copy.deepcopy(manifest["status"])
+            if "conditions" in status:
+                # A list by type: conditions of other field managers stay.
+                ours = {entry["type"] for entry in status["conditions"]}
+                status["conditions"] += [each for each in there.get("conditions", []) if each["type"] not in ours]
+            return self._store(place, {**before, "status": status}, is_spec=False)
         base: Body = _without(before, self.applied.get(place, {})) if before is not None else {}
         body = _overlay(base, copy.deepcopy(manifest))
         self.applied[place] = copy.deepcopy(manifest)
         return self._store(place, body, is_spec=before is None or before.get("spec") != body.get("spec"))
+
+    def create(self, kind: Kind, namespace: str, manifest: Body) -> Body:
+        place = (kind.kind, namespace, manifest["metadata"]["name"])
+        self._maybe_refuse("apply", kind)
+        self.writes.append(("create", kind.kind, place[2]))
+        if place in self.objects:
+            raise ApiError(409, "AlreadyExists", f"{place[2]} already exists")
+        return self._store(place, copy.deepcopy(manifest), is_spec=True)
+
+    def scale(self, kind: Kind, namespace: str, name: str, uid: str, replicas: int) -> str | None:
+        self._maybe_refuse("scale", kind)
+        self.writes.append(("scale", kind.kind, name))
+        place = (kind.kind, namespace, name)
+        body = self.objects.get(place)
+        if body is None or body["metadata"]["uid"] != uid:
+            return None
+        changed = {**copy.deepcopy(body), "spec": {**copy.deepcopy(body["spec"]), "replicas": replicas}}
+        stored = self._store(place, changed, is_spec=changed["spec"] != body["spec"])
+        return stored["metadata"]["resourceVersion"]
 
     def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         self._maybe_refuse("delete", kind)
@@ -67,8 +102,45 @@ class SimulatedApi:
         if body is not None and body["metadata"]["uid"] == uid:
             self.remove(kind.kind, namespace, name)
 
-    def create_event(self, namespace: str, event: Body) -> None:
-        self.events.append(event)
+    def delete_with_dependents(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        self.delete(kind, namespace, name, uid)
+
+    def annotate(self, kind: Kind, namespace: str, name: str, uid: str, annotations: dict[str, str]) -> Body:
+        self._maybe_refuse("annotate", kind)
+        self.writes.append(("annotate", kind.kind, name))
+        place = (kind.kind, namespace, name)
+        before = self.objects.get(place)
+        if before is None or before["metadata"]["uid"] != uid:
+            raise ApiError(409, "Conflict", "the uid is another")
+        metadata = before["metadata"]
+        merged = {**metadata, "annotations": {**metadata.get("annotations", {}), **annotations}}
+        return self._store(place, {**copy.deepcopy(before), "metadata": copy.deepcopy(merged)}, is_spec=False)
+
+    def serves(self, kind: Kind) -> bool:
+        return kind.kind in self.served
+
+    def watch(self, kind: Kind, namespace: str | None, label_selector: str, version: str) -> Iterator[tuple[str, Body]]:
+        """Nothing happens that is told: tests tell the operator themselves."""
+        return iter(())
+
+    def drop_from_status(self, kind: Kind, namespace: str, name: str, uid: str, fields: Body) -> Body:
+        self.writes.append(("drop", "status", name))
+        place = (kind.kind, namespace, name)
+        before = self.objects[place]
+        assert before["metadata"]["uid"] == uid
+        return self._store(place, {**before, "status": _dropped(before["status"], fields)}, is_spec=False)
+
+    def create_event(self, namespace: str, event: Body) -> Body:
+        name = f"{event['metadata']['generateName']}{len(self.events)}"
+        stored = {**event, "metadata": {**event["metadata"], "name": name}}
+        self.events.append(stored)
+        return copy.deepcopy(stored)
+
+    def repeat_event(self, namespace: str, name: str, count: int, now: str) -> None:
+        event = next((event for event in self.events if event["metadata"]["name"] == name), None)
+        if event is None:
+            raise ApiError(404, "NotFound", "the event has expired")
+        event |= {"count": count, "lastTimestamp": now}
 
     # What users and other controllers do.
 
@@ -162,7 +234,9 @@ class SimulatedApi:
         body["metadata"] = {
             **body["metadata"],
             "uid": old.get("uid", f"uid-{version}"),
-            "creationTimestamp": old.get("creationTimestamp", f"2026-01-01T00:00:{version:06}Z"),
+            "creationTimestamp": old.get(
+                "creationTimestamp", f"{_EPOCH + timedelta(seconds=version):%Y-%m-%dT%H:%M:%SZ}"
+            ),
             "generation": old.get("generation", 0) + (1 if is_spec else 0),
             "resourceVersion": str(version),
         }
@@ -200,6 +274,12 @@ def _overlay(base: Body, over: Body) -> Body:
         both = isinstance(value, dict) and isinstance(result.get(key), dict)
         result[key] = _overlay(result[key], value) if both else value
     return result
+
+
+def _dropped(live: Body, fields: Body) -> Body:
+    """Take out of a mapping what is None in another, as a merge patch does."""
+    kept = {key: value for key, value in live.items() if key not in fields or fields[key] is not None}
+    return {key: _dropped(value, fields[key]) if fields.get(key) else value for key, value in kept.items()}
 
 
 def _without(live: Body, applied: Body) -> Body:

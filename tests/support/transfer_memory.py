@@ -21,6 +21,7 @@ from dcp_connector.bootstrap import BootstrapServer
 from dcp_connector.config import ConnectorConfig
 from dcp_connector.errors import Reason
 from dcp_connector.handshake import SideFacts, assemble, wire_layout
+from dcp_connector.health import RankWatch
 from dcp_connector.requests_decode import Load
 from dcp_connector.requests_prefill import Hold
 from dcp_connector.stats import Counters
@@ -264,7 +265,9 @@ def engine(
             )
             made.workers.append(worker)
             worker.register((tensors or tensors_of)(made.ranks[index]))
-        made.bootstrap.publish(assemble(uuid.uuid4().hex, [w.facts for w in made.workers if w.facts]))
+        reported = [worker.facts for worker in made.workers if worker.facts]
+        watch = RankWatch({f"rank {number}": each.health for number, each in enumerate(reported)})
+        made.bootstrap.publish(assemble(uuid.uuid4().hex, reported), watch.problems, watch.failures)
         yield made
     finally:
         made.close()

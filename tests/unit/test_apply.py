@@ -8,7 +8,7 @@ from dcp_operator import names
 from dcp_operator.apply import Applier, problem_of
 from dcp_operator.client import ApiError
 from dcp_operator.gather import Cache
-from dcp_operator.kinds import DEPLOYMENT_OF_ENGINES, SERVICE, Ref
+from dcp_operator.kinds import DEPLOYMENT, DEPLOYMENT_OF_ENGINES, SERVICE, Ref
 from dcp_operator.observed import Key
 from dcp_operator.plan import make_plan
 from dcp_operator.reasons import Reason
@@ -21,18 +21,22 @@ async def run(function, *arguments):
     return function(*arguments)
 
 
+async def no_pages(urls):
+    return ["" for _ in urls]
+
+
 class Bench:
     def __init__(self) -> None:
         self.api = SimulatedApi()
         self.api.put(owner())
         self.cache = Cache()
-        self.applier = Applier(self.api, self.cache, run)
+        self.applier = Applier(self.api, self.cache, run, no_pages)
 
     def execute(self, *, deliver: bool = True) -> list:
         observed = observe(self.api, cache=self.cache) if deliver else self.cache.snapshot(Key("models", "chat"))
         assert observed is not None
         target = resolve_target(observed, Operator("acme/operator:1"), "ZnJlc2g=")
-        plan = make_plan(target.manifests, target.revision or "", observed)
+        plan = make_plan(target, observed)
         return asyncio.run(self.applier.execute(plan, observed))
 
 
@@ -46,6 +50,30 @@ def test_what_was_written_is_known_without_waiting_for_the_watch(bench: Bench):
     bench.api.writes.clear()
     assert bench.execute(deliver=False) == []
     assert bench.api.writes == []
+
+
+def test_what_is_new_is_made_at_once_and_pods_only_after_what_they_refer_to(bench: Bench):
+    under_way: set[str] = set()
+    most, order = 0, []
+
+    async def slow(function, *arguments):
+        nonlocal most
+        kind = arguments[0].kind
+        under_way.add(kind)
+        most = max(most, len(under_way))
+        # Whoever else can begin, begins.
+        for _ in range(5):
+            await asyncio.sleep(0)
+        under_way.discard(kind)
+        if function.__name__ != "get":
+            order.append(kind)
+        return function(*arguments)
+
+    bench.applier = Applier(bench.api, bench.cache, slow, no_pages)
+    assert bench.execute() == []
+    assert most >= 3
+    first = order.index(DEPLOYMENT.kind)
+    assert set(order[:first]) == {"Secret", "ServiceAccount", "NetworkPolicy"}
 
 
 def test_a_name_that_is_taken_is_not_taken_over(bench: Bench):
@@ -77,7 +105,8 @@ def test_a_server_that_does_not_answer_ends_the_pass(bench: Bench):
     bench.api.refuse["apply", "Secret"] = ApiError(0, "Unreachable", "no route")
     (problem,) = bench.execute()
     assert problem.reason is Reason.API_UNAVAILABLE
-    assert bench.api.children() == {}
+    # What was to be made together with it was on its way; nothing that comes after is.
+    assert DEPLOYMENT.kind not in {kind for kind, _ in bench.api.children()}
 
 
 @pytest.mark.parametrize(
@@ -135,3 +164,25 @@ def test_a_write_that_changes_nothing_is_remembered(bench: Bench):
     observed = bench.cache.snapshot(key)
     assert observed is not None
     assert set(observed.settled) == {ref}
+
+
+def test_a_scaled_workload_is_known_without_waiting_for_the_watch_and_keeps_its_template(bench: Bench):
+    bench.execute()
+    old = {name for kind, name in bench.api.children() if kind == "Deployment"}
+    templates = {name: bench.api.objects["Deployment", "models", name]["spec"]["template"] for name in old}
+    for _ in range(6):
+        bench.api.run_deployments()
+        bench.api.put({**bench.api.owner(), "spec": {**bench.api.owner()["spec"], "image": "acme/engine:2"}})
+        for role in ("prefill", "decode"):
+            bench.api.owner()["spec"][role]["replicas"] = 2
+        bench.api.writes.clear()
+        assert bench.execute() == []
+        if any(verb == "scale" for verb, _, _ in bench.api.writes):
+            break
+    scaled = [name for verb, _, name in bench.api.writes if verb == "scale"]
+    assert set(scaled) <= old
+    assert scaled
+    bench.api.writes.clear()
+    assert bench.execute(deliver=False) == []
+    assert bench.api.writes == []
+    assert {name: bench.api.objects["Deployment", "models", name]["spec"]["template"] for name in old} == templates

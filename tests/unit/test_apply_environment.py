@@ -24,6 +24,11 @@ def test_the_controller_needs_its_own_image_and_nothing_else():
     assert read.health_port == 8080
 
 
+def test_the_controller_knows_its_namespace_where_it_has_one():
+    assert controller.read_environment(IMAGE).operator.namespace is None
+    assert controller.read_environment({**IMAGE, "POD_NAMESPACE": "dcp-system"}).operator.namespace == "dcp-system"
+
+
 def test_namespaces_are_a_list_with_commas():
     assert controller.read_environment({**IMAGE, "DCP_WATCH_NAMESPACES": " b, a ,,a"}).namespaces == ("a", "b")
 

@@ -5,7 +5,7 @@ import pytest
 from dcp_operator.api.spec import Spec
 from dcp_operator.build.engine_args import engine_args
 from dcp_operator.build.model_source import model_source
-from dcp_operator.build.wiring import termination_grace_s
+from dcp_operator.build.stopping import termination_grace_s
 from dcp_operator.settings import Role
 from tests.support.objects import spec
 

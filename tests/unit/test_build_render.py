@@ -24,11 +24,14 @@ SPECS = {
     "cpu-demo": "the demo: a claim, a runtime class, a command of the user's own",
     "gpu-rdma": "accelerators, RDMA, a gated hub model, sidecars and probes of the user's own",
     "image-delivery": "the connector inside the engine image, the model in an image volume, an autoscaled role",
+    "model-cache": "a model that a Job pulls into a claim",
+    "rdma-host-network": "the host's network, RDMA devices, shared memory of a size, one domain for both roles",
 }
 
 
 def spec_of(name: str) -> Spec:
-    path = EXAMPLES / "cpu-demo.yaml" if name == "cpu-demo" else GOLDEN / f"{name}.input.yaml"
+    own = GOLDEN / f"{name}.input.yaml"
+    path = own if own.exists() else EXAMPLES / f"{name}.yaml"
     found = load_spec(yaml.safe_load(path.read_text()))
     assert found is not None
     return found
@@ -265,6 +268,11 @@ def test_the_public_service_selects_the_routers_of_all_revisions():
     assert service["spec"]["ports"][0]["port"] == 80
 
 
+def role_with(role: str, pod: dict) -> dict:
+    """Return a role of the specimen with something in its pod template."""
+    return {role: {**spec()[role], "template": {"spec": pod}}}
+
+
 class TestRevision:
     def test_it_has_eight_hex_digits_and_is_in_the_names_and_labels_of_all_workloads(self):
         manifests = render_context(context())
@@ -284,10 +292,14 @@ class TestRevision:
             {"decode": {"parallelism": {"tensor": 2, "decodeContext": 1}, "blockSize": 32}},
             {"decode": {"parallelism": {"tensor": 2, "decodeContext": 2}, "blockSize": 32, "kvCacheInterleaveSize": 8}},
             {"prefill": {"parallelism": {"tensor": 1}, "blockSize": 32, "extraArgs": ["--enforce-eager"]}},
-            {"router": {"template": {"spec": {"priorityClassName": "high"}}}},
+            {"model": {"uri": "pvc://models/tiny"}},
+            {"kvConnector": {"protocol": "tcp", "delivery": "Image"}},
+            role_with("decode", {"containers": [{"name": "main", "envFrom": [{"configMapRef": {"name": "tuning"}}]}]}),
+            role_with("decode", {"containers": [{"name": "main", "command": ["numactl", "python3"]}]}),
+            role_with("prefill", {"initContainers": [{"name": "connector", "env": [{"name": "A", "value": "1"}]}]}),
         ],
     )
-    def test_it_changes_with_whatever_changes_a_pod(self, changes: dict):
+    def test_it_changes_with_whatever_the_two_roles_have_to_agree_on(self, changes: dict):
         assert revision_of(context(**changes)) != revision_of(context())
 
     @pytest.mark.parametrize(
@@ -302,14 +314,31 @@ class TestRevision:
     def test_a_scale_never_changes_it(self, changes: dict):
         assert revision_of(context(**changes)) == revision_of(context())
 
+    @pytest.mark.parametrize(
+        ("component", "changes"),
+        [
+            ("prefill", role_with("prefill", {"containers": [{"name": "sidecar", "image": "acme/sidecar:2"}]})),
+            ("decode", role_with("decode", {"tolerations": [{"operator": "Exists"}], "priorityClassName": "high"})),
+            ("decode", role_with("decode", {"containers": [{"name": "main", "resources": {"limits": {"cpu": 4}}}]})),
+            ("prefill", role_with("prefill", {"terminationGracePeriodSeconds": 900})),
+            ("router", {"router": {"template": {"spec": {"priorityClassName": "high"}}}}),
+        ],
+    )
+    def test_what_concerns_one_component_changes_its_template_and_not_the_revision(self, component: str, changes: dict):
+        assert revision_of(context(**changes)) == revision_of(context())
+        before, after = render_context(context()), render_context(context(**changes))
+        for each in names.COMPONENTS:
+            templates = [by_kind(made, "Deployment", each)["spec"]["template"] for made in (before, after)]
+            assert (templates[0] == templates[1]) is (each != component)
+
     def test_an_upgrade_of_the_operator_does_not_change_it(self):
         spec_ = Spec.model_validate(spec())
         new = Context("chat", "models", spec_, "acme/operator:2", pull_policy="Always")
         assert revision_of(new) == revision_of(context())
 
-    def test_a_new_key_does_not_change_it_but_the_pods(self):
+    def test_a_new_key_changes_neither_it_nor_the_pods(self):
         spec_ = Spec.model_validate(spec())
         keys = [Context("chat", "models", spec_, "acme/operator:1", kv_key=key) for key in ("QQ==", "Qg==")]
         assert revision_of(keys[0]) == revision_of(keys[1])
         templates = [by_kind(render_context(one), "Deployment", "prefill")["spec"]["template"] for one in keys]
-        assert templates[0] != templates[1]
+        assert templates[0] == templates[1]

@@ -227,8 +227,9 @@ class TestRender:
         assert dcpctl("render", "-f", "-", stdin="").returncode == 2
 
 
-def test_crds_prints_the_file_that_is_checked_in():
-    assert dcpctl("crds").stdout == Path("crds/dcpdisaggdeployments.dcpdisagg.io.yaml").read_text()
+def test_crds_prints_the_files_that_are_checked_in():
+    names = ("dcpdisaggdeployments", "dcpdisaggrolescalers")
+    assert dcpctl("crds").stdout == "---\n".join(Path(f"crds/{name}.dcpdisagg.io.yaml").read_text() for name in names)
 
 
 class TestExplain:
@@ -318,11 +319,24 @@ class TestCompletion:
         assert self.complete("validate", "-o", "s") == {"sarif"}
         assert {"dcp-divides-tp", "dcp-advice"} <= self.complete("explain", "dcp-")
         assert self.complete("validate", "-f", "x") == set()
+        assert self.complete("rollout", "un") == {"undo"}
+        assert self.complete("rollout", "undo", "chat", "--to") == {"--to-revision"}
+        assert self.complete("rollout", "undo", "chat", "--dry-run", "c") == {"client"}
 
     @pytest.mark.parametrize("shell", ["zsh", "fish"])
     def test_other_shells_get_every_command_and_option(self, shell):
         script = completion_script(shell)
-        for word in ("validate", "plan", "kv-plan", "completion", "gpu-memory", "suggest", "dcp-divides-tp", "sarif"):
+        for word in (
+            "validate",
+            "plan",
+            "kv-plan",
+            "completion",
+            "gpu-memory",
+            "suggest",
+            "dcp-divides-tp",
+            "sarif",
+            "undo",
+        ):
             assert word in script
 
 

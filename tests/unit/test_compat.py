@@ -27,6 +27,7 @@ def config(**changes: Any) -> SimpleNamespace:
         "pipeline_parallel_size": 1,
         "data_parallel_size": 1,
         "prefill_context_parallel_size": 1,
+        "nnodes": 1,
         "kv_role": "kv_consumer",
         "use_mla": False,
         "kv_heads": 1,
@@ -241,6 +242,21 @@ def test_facts_are_read_from_the_engines_config() -> None:
         "rows",
     )
     assert compat.virtual_block_size(config(), cache()) == 64
+
+
+def test_the_workers_of_an_engine_on_several_nodes_go_by_the_first_nodes_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def broadcast(own: str, src: int) -> str:
+        asked.append((own, src))
+        return "the first node's"
+
+    group = SimpleNamespace(broadcast_object=broadcast)
+    state = SimpleNamespace(get_inner_dp_world_group=lambda: group)
+    monkeypatch.setitem(sys.modules, "vllm.distributed.parallel_state", state)
+    assert compat.side_facts(config(nnodes=2), cache(), ("layer",)).engine_id == "the first node's"
+    assert compat.side_facts(config(), cache(), ("layer",)).engine_id == "engine"
+    assert asked == [("engine", 0)]
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 from dcp_operator.api.cel import cel_rules
-from dcp_operator.api.crd import crd
+from dcp_operator.api.crd import crd, crds, scaler_crd
 from dcp_operator.rules import rule_ids
 
-CHECKED_IN = Path("crds/dcpdisaggdeployments.dcpdisagg.io.yaml")
 VERSION = crd()["spec"]["versions"][0]
+SCALER = scaler_crd()["spec"]["versions"][0]
 SCHEMA = VERSION["schema"]["openAPIV3Schema"]
 
 
@@ -28,8 +28,15 @@ def walk(schema, path=()):
 FIELDS = {".".join(path): field for path, field in walk(SCHEMA) if path != ("metadata",)}
 
 
-def test_the_file_is_current():
-    assert yaml.safe_load(CHECKED_IN.read_text()) == crd(), "run `make generate`"
+SCALER_FIELDS = {
+    ".".join(path): field for path, field in walk(SCALER["schema"]["openAPIV3Schema"]) if path != ("metadata",)
+}
+DEFINITIONS = {definition["metadata"]["name"]: definition for definition in crds()}
+
+
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_the_file_is_current(name):
+    assert yaml.safe_load(Path(f"crds/{name}.yaml").read_text()) == DEFINITIONS[name], "run `make generate`"
 
 
 @pytest.mark.parametrize("field", FIELDS)
@@ -37,24 +44,46 @@ def test_every_field_is_described(field):
     assert len(FIELDS[field].get("description", "")) >= 5
 
 
-def test_the_schema_is_structural():
-    text = json.dumps(SCHEMA)
+@pytest.mark.parametrize("field", SCALER_FIELDS)
+def test_every_field_of_a_scaler_is_described(field):
+    assert len(SCALER_FIELDS[field].get("description", "")) >= 5
+
+
+def test_the_schemas_are_structural():
+    text = json.dumps(list(DEFINITIONS.values()))
     for forbidden in ('"$ref"', '"$defs"', '"additionalProperties"', '"title"', '"const"', '"null"', '"oneOf"'):
         assert forbidden not in text
-    for path, field in FIELDS.items():
+    for path, field in (*FIELDS.items(), *SCALER_FIELDS.items()):
         assert "type" in field or field.get("x-kubernetes-int-or-string"), path
+
+
+def test_autoscalers_find_what_they_need_in_a_scaler():
+    scale = SCALER["subresources"]["scale"]
+    assert scale["specReplicasPath"] == ".spec.replicas"
+    assert {path.lstrip(".") for path in scale.values()} <= SCALER_FIELDS.keys()
+    replicas = SCALER_FIELDS["spec.replicas"]
+    assert (replicas["minimum"], replicas["maximum"], "default" in replicas) == (0, 1000, False)
+    assert SCALER["schema"]["openAPIV3Schema"]["properties"]["spec"]["required"] == ["replicas"]
 
 
 def test_only_numbers_or_strings_are_unions():
     unions = [path for path, field in FIELDS.items() if "anyOf" in field]
-    assert unions == ["spec.rolloutStrategy.maxSurge", "spec.rolloutStrategy.maxUnavailable"]
+    assert unions == [
+        "spec.prefill.disruptionBudget.maxUnavailable",
+        "spec.decode.disruptionBudget.maxUnavailable",
+        "spec.rolloutStrategy.maxSurge",
+        "spec.rolloutStrategy.maxUnavailable",
+        "spec.rolloutStrategy.maxSkew",
+    ]
 
 
 def test_free_form_maps_keep_what_they_hold():
     kept = [path for path, field in FIELDS.items() if field.get("x-kubernetes-preserve-unknown-fields")]
     assert kept == [
         "spec.kvConnector.extraConfig",
+        "spec.prefill.multinode.annotations",
         "spec.prefill.template",
+        "spec.decode.multinode.annotations",
         "spec.decode.template",
         "spec.router.template",
     ]
@@ -90,9 +119,10 @@ def test_names_and_columns():
 
 
 def test_every_column_shows_a_field_that_exists():
-    for column in VERSION["additionalPrinterColumns"]:
-        path = column["jsonPath"].lstrip(".").split("[")[0]
-        assert path in FIELDS or path == "metadata.creationTimestamp", column["name"]
+    for version, fields in ((VERSION, FIELDS), (SCALER, SCALER_FIELDS)):
+        for column in version["additionalPrinterColumns"]:
+            path = column["jsonPath"].lstrip(".").split("[")[0]
+            assert path in fields or path == "metadata.creationTimestamp", column["name"]
 
 
 def test_cel_rules_carry_ids_of_the_rule_engine():
@@ -120,7 +150,7 @@ def test_every_cel_rule_lets_an_update_pass_that_leaves_alone_what_it_reads():
     for rule in cel_rules():
         assert rule["optionalOldSelf"] is True
         holds, _, unchanged = rule["rule"].partition(" || (oldSelf.hasValue() && ")
-        read = set(re.findall(r"self((?:\.[a-zA-Z]+)+)", re.sub(r"\bhas\([^)]*\)", "", holds)))
+        read = set(re.findall(r"self((?:\.[a-zA-Z]+(?![a-zA-Z(]))+)", re.sub(r"\bhas\([^)]*\)", "", holds)))
         assert read or holds.count("has(") == 2, "two fields of which only one may be there"
         for path in read:
             assert f"self{path} == oldSelf.value(){path}" in unchanged, (path, rule["message"])

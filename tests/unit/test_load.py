@@ -21,7 +21,7 @@ MESSAGES = {
         {"spec": {"kvConnector": {"xyz": 1}}},
         (
             "spec.kvConnector.xyz: is not a field of spec.kvConnector; its fields are type, protocol, delivery, "
-            "loadFailurePolicy, extraConfig"
+            "loadFailurePolicy, rdma, extraConfig"
         ),
     ),
     "zero": (

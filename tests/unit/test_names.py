@@ -11,8 +11,21 @@ def test_every_name_derived_from_the_longest_allowed_name_fits_into_a_label():
         names.router_account(name),
         names.key_secret(name),
         names.public_service(name),
+        names.model_job(name, "0" * names.REVISION_LENGTH),
+        names.history(name, {}),
+        names.engine_policy(name),
+        names.router_policy(name),
+        *(names.disruption_budget(name, role) for role in Role),
+        *(names.scaler(name, role) for role in Role),
     ]
     assert max(map(len, derived)) == names.MAX_LABEL_LENGTH
+
+
+def test_the_revision_of_a_groups_statefulset_fits_into_a_label_too():
+    """LeaderWorkerSet makes a StatefulSet of each group, and Kubernetes labels its pods with NAME-HASH."""
+    name = "n" * names.max_name_length(in_groups=True)
+    group = f"{names.workload(name, Role.PREFILL, '0' * names.REVISION_LENGTH)}-{9999}"
+    assert len(f"{group}-{'0' * 10}") == names.MAX_LABEL_LENGTH
 
 
 def test_labels_of_an_engine_name_its_role_for_llm_d_too():
@@ -42,9 +55,3 @@ def test_a_digest_has_as_many_hex_digits_as_asked_for(length: int):
     digest = names.digest({"a": 1}, length)
     assert len(digest) == length
     assert int(digest, 16) >= 0
-
-
-def test_the_fingerprint_of_a_key_tells_keys_apart_without_holding_them():
-    first, second = names.key_fingerprint("one"), names.key_fingerprint("two")
-    assert first != second
-    assert "one" not in first

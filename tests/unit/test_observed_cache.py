@@ -1,6 +1,7 @@
 """The cache of watched objects: what it believes after events that are late, missing or not about us."""
 
 import base64
+import copy
 
 import pytest
 
@@ -63,6 +64,14 @@ def test_a_late_event_does_not_undo_a_newer_one(cache: Cache):
     cache.store(service("7", a=7))
     assert cache.store(service("6", a=6)) == set()
     assert cache.snapshot(CHAT).children[Ref("Service", "chat")].body["spec"] == {"a": 7}
+
+
+def test_what_is_known_already_wakes_nobody(cache: Cache):
+    body = {**owner(), "status": {"some": "thing"}, "metadata": {**owner()["metadata"], "resourceVersion": "7"}}
+    assert cache.store(copy.deepcopy(body)) == {CHAT}
+    assert cache.store(copy.deepcopy(body)) == set()
+    # The same version with more in it: the answer to a scale is not the whole object.
+    assert cache.store({**body, "status": {"other": "thing"}}) == {CHAT}
 
 
 def test_resource_versions_are_compared_as_numbers(cache: Cache):

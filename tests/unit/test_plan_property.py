@@ -7,12 +7,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dcp_operator import names
-from dcp_operator.kinds import DEPLOYMENT, DEPLOYMENT_OF_ENGINES, SECRET
+from dcp_operator.kinds import DEPLOYMENT, DEPLOYMENT_OF_ENGINES, SECRET, ref_of
 from dcp_operator.observed import Key
 from dcp_operator.reconciler import Reconciler
 from dcp_operator.rollout import serving_revisions
 from dcp_operator.status import ready_condition
-from dcp_operator.target import Operator
+from dcp_operator.target import Operator, resolve_target
 from tests.support.objects import owner, spec
 from tests.support.simulated_api import SimulatedApi, observe
 
@@ -139,7 +139,9 @@ def test_after_any_steps_it_comes_to_rest_at_one_complete_revision(steps: list[t
     world.rest()
     revisions = {name.rsplit("-", 1)[1] for kind, name in world.api.children() if kind == DEPLOYMENT.kind}
     assert len(revisions) == 1
-    assert len(world.api.children()) == 8
+    observed = observe(world.api)
+    wanted = resolve_target(observed, world.operator, "").manifests
+    assert set(world.api.children()) == {tuple(ref_of(manifest)) for manifest in wanted}
     assert ready_condition(world.api.owner()["status"])["status"] == "True"
 
 

@@ -14,22 +14,29 @@ import pytest
 
 from dcp_operator.rules import RULES, check_body, rule_ids
 from dcp_operator.rules.engine import SCHEMA_RULE
-from tests.support.refusals import REFUSALS
+from tests.support.refusals import REFUSALS, UPDATES
 from tests.support.specimens import specimen
 
 GOLDEN = Path(__file__).parent / "golden" / "messages.txt"
 MOST_SENTENCES = 3
 
 
+def report_of(name):
+    if name in UPDATES:
+        before, after = UPDATES[name]
+        return check_body(specimen(after), old=specimen(before))
+    return check_body(specimen(*REFUSALS[name]))
+
+
 def findings_of(name):
-    report = check_body(specimen(*REFUSALS[name]))
+    report = report_of(name)
     return [*report.violations, *report.warnings]
 
 
 def messages():
     """Return every message once, under the rule that says it."""
     said: dict[str, list[str]] = {rule.id: [] for rule in RULES}
-    for name in REFUSALS:
+    for name in (*REFUSALS, *UPDATES):
         for finding in findings_of(name):
             line = f"{finding.severity}: {finding}"
             if line not in said.setdefault(finding.rule, []):
@@ -77,15 +84,15 @@ def test_every_branch_of_every_rule_speaks():
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        for changes in REFUSALS.values():
-            check_body(specimen(*changes))
+        for name in (*REFUSALS, *UPDATES):
+            report_of(name)
     finally:
         sys.settrace(before)
     silent = {place for place in wanted if place not in reached}
     assert {f"{Path(file).name}:{line}" for file, line in silent} == set()
 
 
-@pytest.mark.parametrize("name", REFUSALS)
+@pytest.mark.parametrize("name", [*REFUSALS, *UPDATES])
 def test_an_object_with_something_wrong_is_told_where_and_what_in_few_sentences(name):
     found = findings_of(name)
     assert found

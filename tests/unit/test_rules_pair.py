@@ -237,9 +237,8 @@ WARNED = {
         [connector(protocol="rdma")],
         (
             "spec.prefill.template.spec.containers[main].resources.limits: has no RDMA resource, and "
-            "spec.kvConnector.protocol is rdma; request the cluster's RDMA device for the container main, or set "
-            "protocol "
-            "tcp [rdma-resources]"
+            "spec.kvConnector.protocol is rdma; state the cluster's RDMA device in spec.kvConnector.rdma, or set "
+            "protocol tcp [rdma-resources]"
         ),
     ),
     "a model whose heads are unknown": (
@@ -312,7 +311,6 @@ RDMA = {
     "a shared device plugin's resource": {"resources": {"limits": {"rdma/hca_shared_devices_a": 1}}},
     "a vendor's resource": {"resources": {"limits": {"vpc.amazonaws.com/efa": "4"}}},
     "a resource claim": {"resources": {"claims": [{"name": "nic"}]}},
-    "a privileged container": {"securityContext": {"privileged": True}},
 }
 
 

@@ -274,14 +274,6 @@ WARNED = {
             "[template-shape]"
         ),
     ),
-    "the host's network": (
-        [pod(hostNetwork=True)],
-        (
-            "spec.decode.template.spec.hostNetwork: true lets a node take one engine at most, because all engines "
-            "use the "
-            "same ports; leave it out unless the RDMA devices need it [host-ports]"
-        ),
-    ),
 }
 
 

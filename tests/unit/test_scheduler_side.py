@@ -287,6 +287,21 @@ def test_a_prompt_of_embeddings_has_no_tokens_to_compare(prefill: Side) -> None:
     assert prefill.side.take_work().holds[0].tokens == b""
 
 
+def test_the_time_of_a_step_counts_from_its_begin_and_idle_engines_have_none(prefill: Side) -> None:
+    prefill.now = 5.0
+    assert prefill.side.stalled_s == 0.0
+    prefill.side.step_begins(0)
+    prefill.now = 500.0
+    assert prefill.side.stalled_s == 0.0, "a step without tokens waits for nothing"
+    prefill.side.step_begins(3)
+    prefill.now = 507.0
+    prefill.side.step_begins(3)  # the next one is queued behind it
+    assert prefill.side.stalled_s == 7.0
+    prefill.side.step_ended()
+    prefill.now = 1000.0
+    assert prefill.side.stalled_s == 0.0
+
+
 class Pool:
     """Counts references to blocks as vLLM's pool does; the request holds one."""
 

@@ -1,8 +1,6 @@
 """Derived engine settings."""
 
-import pytest
-
-from dcp_operator.settings import Role, resolve, resolve_role, role_spec, wanted_replicas
+from dcp_operator.settings import Role, resolve, resolve_role
 from tests.support.specimens import loaded, role, sizes
 
 
@@ -29,20 +27,3 @@ def test_all_data_ranks_are_local_unless_stated():
 def test_engines_on_cpu_need_no_accelerator():
     spec = loaded({"spec": {"accelerator": {"resourceName": "cpu"}}}).spec
     assert resolve_role(spec, Role.DECODE).accelerators_per_pod == 0
-
-
-REPLICAS = {
-    "neither stated": ({"replicas": None}, None, 1),
-    "a number": ({"replicas": 3}, 7, 3),
-    "none": ({"replicas": 0}, None, 0),
-    "scaling begins with the fewest": ({"replicas": None, "scaling": {"minReplicas": 2, "maxReplicas": 5}}, None, 2),
-    "scaling keeps the live number": ({"replicas": None, "scaling": {"minReplicas": 2, "maxReplicas": 5}}, 4, 4),
-    "scaling raises what is below": ({"replicas": None, "scaling": {"minReplicas": 2, "maxReplicas": 5}}, 1, 2),
-    "scaling cuts what is above": ({"replicas": None, "scaling": {"minReplicas": 2, "maxReplicas": 5}}, 9, 5),
-}
-
-
-@pytest.mark.parametrize(("fields", "live", "wanted"), REPLICAS.values(), ids=REPLICAS.keys())
-def test_wanted_replicas(fields, live, wanted):
-    spec = loaded(role("decode", **fields)).spec
-    assert wanted_replicas(role_spec(spec, Role.DECODE), live) == wanted

@@ -8,16 +8,26 @@ from dcp_operator import names
 from dcp_operator.api.load import load_spec
 from dcp_operator.api.spec import Geometry
 from dcp_operator.api.status import Status
+from dcp_operator.compatibility import start_proves_heads
 from dcp_operator.observed import Observed
 from dcp_operator.reasons import Problem, Reason
 from dcp_operator.rules.geometry import context_fits_heads
-from dcp_operator.status import make_status, start_proves_heads
+from dcp_operator.status import make_status
 from dcp_operator.target import Operator, Target, resolve_target
 from tests.support.objects import owner, pod, spec
 from tests.support.simulated_api import SimulatedApi, observe
 
 EARLY, LATE = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
-TYPES = ["Ready", "Progressing", "PrefillReady", "DecodeReady", "RouterReady", "ConfigCompatible"]
+TYPES = [
+    "Ready",
+    "Available",
+    "Progressing",
+    "PrefillReady",
+    "DecodeReady",
+    "RouterReady",
+    "ConfigCompatible",
+    "KVTransferVerified",
+]
 
 
 def target_of(observed: Observed) -> Target:
@@ -62,11 +72,13 @@ def test_every_condition_is_there_from_the_first_moment_and_in_a_fixed_order():
     said = {kind: (entry["status"], entry["reason"]) for kind, entry in conditions(status).items()}
     assert said == {
         "Ready": ("False", "PodsPending"),
+        "Available": ("False", "PodsPending"),
         "Progressing": ("True", "RollingOut"),
         "PrefillReady": ("False", "PodsPending"),
         "DecodeReady": ("False", "PodsPending"),
         "RouterReady": ("False", "PodsPending"),
         "ConfigCompatible": ("True", "RulesPassed"),
+        "KVTransferVerified": ("Unknown", "NotChecked"),
     }
 
 
@@ -76,11 +88,13 @@ def test_all_is_well_when_everything_is_ready():
     said = {kind: (entry["status"], entry["reason"]) for kind, entry in conditions(status).items()}
     assert said == {
         "Ready": ("True", "Serving"),
+        "Available": ("True", "Serving"),
         "Progressing": ("False", "RolledOut"),
         "PrefillReady": ("True", "PodsReady"),
         "DecodeReady": ("True", "PodsReady"),
         "RouterReady": ("True", "PodsReady"),
         "ConfigCompatible": ("True", "RulesPassed"),
+        "KVTransferVerified": ("Unknown", "NotChecked"),
     }
     assert status["currentRevision"] == status["updateRevision"] == revision(observed)
     assert status["observedGeneration"] == 1
@@ -103,7 +117,12 @@ def test_the_resolved_settings_and_the_columns():
     }
     assert status["resolved"]["kvCapacityGain"] == "2x"
     assert status["parallelism"] == "1/1 -> 2/2"
-    assert status["prefill"] == {"replicas": 1, "readyReplicas": 1, "updatedReplicas": 1}
+    assert status["prefill"] == {
+        "replicas": 1,
+        "readyReplicas": 1,
+        "updatedReplicas": 1,
+        "scheduledReplicas": 1,
+    }
 
 
 def test_ready_turns_false_with_a_new_generation_before_any_pod_has_changed():
@@ -119,7 +138,12 @@ def test_ready_turns_false_with_a_new_generation_before_any_pod_has_changed():
     assert (ready["status"], ready["observedGeneration"]) == ("False", 2)
     assert f"revision {was['currentRevision']} keeps serving" in ready["message"]
     assert status["currentRevision"] == was["currentRevision"] != status["updateRevision"]
-    assert status["prefill"] == {"replicas": 1, "readyReplicas": 1, "updatedReplicas": 0}
+    assert status["prefill"] == {
+        "replicas": 1,
+        "readyReplicas": 1,
+        "updatedReplicas": 0,
+        "scheduledReplicas": 1,
+    }
 
 
 def test_a_transition_time_changes_with_the_status_and_with_nothing_else():
@@ -173,12 +197,17 @@ def test_pods_of_other_revisions_and_pods_that_go_make_nothing_ready():
     assert status["decode"]["replicas"] == 0
 
 
-def test_a_pod_with_the_key_before_the_present_one_is_not_yet_replaced():
+def test_a_role_with_pods_of_two_templates_is_not_yet_replaced():
     observed = world(ready=True)
     pods = copy.deepcopy(list(observed.pods))
-    for one in pods:
-        if one["metadata"]["labels"][names.LABEL_ROLE] == "decode":
-            one["metadata"]["annotations"] = {names.ANNOTATION_KEY: "before"}
+    decode = [one for one in pods if one["metadata"]["labels"][names.LABEL_ROLE] == "decode"]
+    decode[0]["metadata"]["labels"]["pod-template-hash"] = "before"
+    decode.append(copy.deepcopy(decode[0]))
+    decode[1]["metadata"]["labels"]["pod-template-hash"] = "after"
+    decode[1]["metadata"]["name"] += "-after"
+    pods.append(decode[1])
+    deployment = next(child.body for child in observed.workloads() if child.component == "decode")
+    deployment["spec"]["replicas"] = deployment["status"]["updatedReplicas"] = 2
     said = conditions(status_of(Observed(observed.body, observed.children, tuple(pods))))
     assert said["DecodeReady"]["status"] == "False"
     assert said["PrefillReady"]["status"] == "True"
@@ -231,7 +260,7 @@ def test_what_keeps_a_replacement_from_running_is_said_without_its_predecessor()
 def test_every_reason_why_something_is_not_well_is_explained_and_no_other(request: pytest.FixtureRequest):
     table = (request.config.rootpath / "docs/how-to/debug.md").read_text().split("## Reasons")[1].split("##")[0]
     explained = {word.strip() for line in table.splitlines()[4:] if line for word in line.split("|")[1].split(",")}
-    well = {Reason.RULES_PASSED, Reason.PODS_READY, Reason.ROLLED_OUT, Reason.SERVING}
+    well = {Reason.RULES_PASSED, Reason.PODS_READY, Reason.ROLLED_OUT, Reason.SERVING, Reason.VERIFIED}
     assert explained == set(Reason) - well
 
 

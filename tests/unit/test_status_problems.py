@@ -2,7 +2,7 @@
 
 import pytest
 
-from dcp_operator.problems import last_words, pod_problem
+from dcp_operator.problems import pod_problem
 from dcp_operator.reasons import Reason
 from tests.support.objects import pod
 
@@ -30,10 +30,11 @@ NO_NODE = {
 TRACE = """\
 Traceback (most recent call last):
   File "x.py", line 1, in <module>
-torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB
+ValueError: the KV cache is a MambaSpec
 (EngineCore pid=9) exiting
 RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
 """
+OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
 NO_CONNECTOR = "ModuleNotFoundError: No module named 'dcp_connector'\n"
 
 #: name -> (component, parts of the pod, reason, what the message must say)
@@ -66,13 +67,13 @@ CASES = {
         "decode",
         {"containers": [waiting("main", "CrashLoopBackOff", lastState=ended(1, TRACE), restartCount=3)]},
         Reason.CRASH_LOOP,
-        ["exit code 1 after 3 restarts", "torch.OutOfMemoryError: CUDA out of memory", "logs p -c main --previous"],
+        ["exit code 1 after 3 restarts", "ValueError: the KV cache is a MambaSpec", "logs p -c main --previous"],
     ),
     "engine running again after a crash": (
         "decode",
         {"containers": [{"name": "main", "state": RUNNING, "lastState": ended(1, TRACE), "restartCount": 1}]},
         Reason.CRASH_LOOP,
-        ["after 1 restart:", "OutOfMemoryError"],
+        ["after 1 restart:", "MambaSpec"],
     ),
     "engine killed for its memory": (
         "decode",
@@ -102,7 +103,24 @@ CASES = {
         Reason.CONNECTOR_MISSING,
         ["cp: cannot stat", "operator image"],
     ),
-    "no node has room": ("decode", {"conditions": [NO_NODE]}, Reason.UNSCHEDULABLE, ["3 Insufficient nvidia.com/gpu."]),
+    "engine without memory for the model": (
+        "decode",
+        {"containers": [waiting("main", "CrashLoopBackOff", lastState=ended(1, OUT_OF_MEMORY), restartCount=1)]},
+        Reason.MODEL_LOAD_FAILED,
+        ["can't load the model", "CUDA out of memory", "parallelism.tensor", "logs p -c main --previous"],
+    ),
+    "sidecar that runs out of memory": (
+        "decode",
+        {"containers": [waiting("proxy", "CrashLoopBackOff", lastState=ended(1, OUT_OF_MEMORY), restartCount=1)]},
+        Reason.CRASH_LOOP,
+        ["container proxy of pod p failed", "CUDA out of memory"],
+    ),
+    "no node has room": (
+        "decode",
+        {"conditions": [NO_NODE]},
+        Reason.UNSCHEDULABLE,
+        ["too little nvidia.com/gpu is free. ", "3 Insufficient nvidia.com/gpu. Free or add"],
+    ),
     "engine loading": (
         "decode",
         {"containers": [{"name": "main", "state": RUNNING, "started": False}]},
@@ -171,21 +189,30 @@ def test_the_two_texts_of_one_failed_pull_give_one_message():
     assert len(said) == 1
 
 
-@pytest.mark.parametrize(
-    ("output", "expected"),
-    [
-        ("", ""),
-        ("\n \n", ""),
-        ("only this", "only this"),
-        ("ValueError: bad\nINFO: bye", "ValueError: bad"),
-        ("a\nb", "b"),
-        (TRACE, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"),
-        ("RuntimeError: Engine core initialization failed.", "RuntimeError: Engine core initialization failed."),
-    ],
-)
-def test_the_last_words_are_the_line_that_says_most(output: str, expected: str):
-    assert last_words(output) == expected
+def test_what_no_node_has_enough_of_is_said_with_how_much_the_pod_asks_for():
+    said = (
+        "0/5 nodes are available: 1 node(s) had untolerated taint(s), 2 Insufficient cpu, 4 Insufficient rdma/hca_a.1. "
+        "preemption: 0/5 nodes are available: 4 No preemption victims found."
+    )
+    resources = {"limits": {"rdma/hca_a.1": "8"}, "requests": {"cpu": "500m", "rdma/hca_a.1": "8"}}
+    template = {
+        "initContainers": [{"name": "connector", "resources": {"requests": {"cpu": "10m"}}}],
+        "containers": [{"name": "main", "resources": resources}, {"name": "sidecar"}],
+    }
+    unscheduled = pod("decode", "r1", name="p", conditions=[{**NO_NODE, "message": said}])
+    problem = pod_problem(unscheduled, "decode", "models", template)
+    assert problem is not None
+    assert problem.reason is Reason.UNSCHEDULABLE
+    assert "too little cpu is free, of which it asks for 10m in container connector and 500m in container main" in (
+        problem.message
+    )
+    assert "too little rdma/hca_a.1 is free, of which it asks for 8 in container main. " in problem.message
 
 
-def test_very_long_last_words_are_cut():
-    assert len(last_words("ValueError: " + "x" * 5000)) == 400
+def test_a_pod_that_no_node_may_take_for_another_cause_has_the_schedulers_words():
+    said = "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector."
+    unscheduled = pod("decode", "r1", name="p", conditions=[{**NO_NODE, "message": said}])
+    problem = pod_problem(unscheduled, "decode", "models")
+    assert problem is not None
+    assert "no node can take pod p: 0/1 nodes are available: 1 node(s) didn't match" in problem.message
+    assert "too little" not in problem.message

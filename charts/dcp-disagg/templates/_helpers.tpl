@@ -128,3 +128,22 @@ capabilities:
     optional: true
 {{- end }}
 {{- end }}
+
+{{/* How a process of the operator logs, and where it shows its metrics. */}}
+{{- define "dcp-disagg.telemetryEnv" -}}
+- name: DCP_LOG_FORMAT
+  value: {{ .Values.logs.format }}
+- name: DCP_LOG_LEVEL
+  value: {{ .Values.logs.level }}
+{{- if .Values.metrics.enabled }}
+- name: DCP_METRICS_PORT
+  value: "8081"
+{{- end }}
+{{- end }}
+
+{{- define "dcp-disagg.metricsPort" -}}
+{{- if .Values.metrics.enabled -}}
+- name: metrics
+  containerPort: 8081
+{{- end }}
+{{- end }}

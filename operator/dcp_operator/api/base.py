@@ -10,6 +10,10 @@ KIND = "DCPDisaggDeployment"
 PLURAL = "dcpdisaggdeployments"
 SINGULAR = "dcpdisaggdeployment"
 SHORT_NAME = "dcpd"
+SCALER_KIND = "DCPDisaggRoleScaler"
+SCALER_PLURAL = "dcpdisaggrolescalers"
+SCALER_SINGULAR = "dcpdisaggrolescaler"
+SCALER_SHORT_NAME = "dcpds"
 
 
 class ApiModel(BaseModel):

@@ -19,10 +19,11 @@ _ROLES = ("prefill", "decode")
 
 def cel_rules() -> list[dict[str, Any]]:
     """Return the validations of `spec`, in the order in which the rule engine reports them."""
-    rules = [*_geometry(), *(rule for role in _ROLES for rule in _role_rules(role)), _decode_length()]
+    rules = [_cache_needs_hub(), *_geometry()]
+    rules += [*(rule for role in _ROLES for rule in _role_rules(role)), _decode_length()]
     for profile in PROFILES.values():
         rules += profile_rules(profile)
-    return [rule.to_json() for rule in [*rules, _rollout_not_stuck()]]
+    return [rule.to_json() for rule in [*rules, _rollout_not_stuck(), _max_skew_positive(), _rdma_needs_protocol()]]
 
 
 def _role_rules(role: str) -> list[CelRule]:
@@ -31,6 +32,7 @@ def _role_rules(role: str) -> list[CelRule]:
         *_pcp_dcp_sizes(role),
         _interleave_divides_block(role),
         *_data_local(role),
+        *_multinode(role),
         _replicas_or_scaling(role),
         _scaling_bounds(role),
     ]
@@ -157,6 +159,31 @@ def _data_local(role: str) -> list[CelRule]:
     ]
 
 
+def _multinode(role: str) -> list[CelRule]:
+    sizes, nodes = f"{role}.parallelism", f"{role}.multinode.nodeCount"
+    none = f"!has(self.{role}.multinode)"
+    factors = {"tensor": f"{sizes}.tensor", "prefill": f"{sizes}.prefillContext", "pipeline": f"{sizes}.pipeline"}
+    ranks = " * ".join(f"self.{path}" for path in factors.values())
+    return [
+        CelRule(
+            rule="multinode-ranks",
+            path=nodes,
+            holds=f"{none} || ({ranks}) % self.{nodes} == 0",
+            sentence=sentences.MULTINODE_RANKS,
+            values={"nodes": nodes, **factors},
+            words={"role": role},
+        ),
+        CelRule(
+            rule="multinode-data",
+            path=f"{sizes}.data",
+            holds=f"{none} || self.{sizes}.data == 1",
+            sentence=sentences.MULTINODE_DATA,
+            values={"data": f"{sizes}.data", "nodes": nodes},
+            words={"role": role},
+        ),
+    ]
+
+
 def _replicas_or_scaling(role: str) -> CelRule:
     return CelRule(
         rule="replicas-or-scaling",
@@ -207,6 +234,39 @@ def _decode_length() -> CelRule:
                 (prefill, decode),
             ),
         ),
+    )
+
+
+def _cache_needs_hub() -> CelRule:
+    return CelRule(
+        rule="model-cache",
+        path="model.cache",
+        holds="!has(self.model.cache) || self.model.uri.startsWith('hf://')",
+        sentence=sentences.CACHE_NEEDS_HUB,
+        reads=("model.cache", "model.uri"),
+    )
+
+
+def _max_skew_positive() -> CelRule:
+    path = "rolloutStrategy.maxSkew"
+    value = f"self.{path}"
+    return CelRule(
+        rule="max-skew-positive",
+        path=path,
+        holds=f"!has({value}) || type({value}) == int || {value} != '0%'",
+        sentence=sentences.MAX_SKEW_POSITIVE,
+        remedy="; nearest that works: 1",
+        reads=(path,),
+    )
+
+
+def _rdma_needs_protocol() -> CelRule:
+    return CelRule(
+        rule="rdma-devices",
+        path="kvConnector.rdma",
+        holds="!has(self.kvConnector.rdma) || self.kvConnector.protocol == 'rdma'",
+        sentence=sentences.RDMA_NEEDS_PROTOCOL,
+        reads=("kvConnector.rdma", "kvConnector.protocol"),
     )
 
 

@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition, generated from the models: they are the only place where the API is written down.
+"""The CustomResourceDefinitions, generated from the models: they are the only place where the API is written down.
 
 A JSON schema of pydantic becomes a structural schema of Kubernetes: references are inlined, optional values lose their
 null, a value of int or string is marked so, and free-form maps keep what they hold. Defaults of the models become
@@ -9,8 +9,20 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from dcp_operator.api.base import GROUP, KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION
+from dcp_operator.api.base import (
+    GROUP,
+    KIND,
+    PLURAL,
+    SCALER_KIND,
+    SCALER_PLURAL,
+    SCALER_SHORT_NAME,
+    SCALER_SINGULAR,
+    SHORT_NAME,
+    SINGULAR,
+    VERSION,
+)
 from dcp_operator.api.cel import cel_rules
+from dcp_operator.api.scaler import ScalerSpec, ScalerStatus
 from dcp_operator.api.spec import Spec
 from dcp_operator.api.status import Status
 
@@ -42,59 +54,113 @@ _COLUMNS: list[dict[str, Any]] = [
     {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
 ]
 
+_SCALER_COLUMNS: list[dict[str, Any]] = [
+    {"name": "Asked", "type": "integer", "jsonPath": ".spec.replicas", "description": "Engines that are asked for."},
+    {"name": "Engines", "type": "integer", "jsonPath": ".status.replicas", "description": "Engines that exist."},
+    {"name": "Bounded", "type": "string", "jsonPath": '.status.conditions[?(@.type=="Bounded")].reason'},
+    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+]
+
+#: Where autoscalers and `kubectl scale` find the counts.
+_SCALE: dict[str, Any] = {
+    "specReplicasPath": ".spec.replicas",
+    "statusReplicasPath": ".status.replicas",
+    "labelSelectorPath": ".status.selector",
+}
+
+
+def crds() -> list[dict[str, Any]]:
+    """Return all definitions, the one that users write objects of first."""
+    return [crd(), scaler_crd()]
+
 
 def crd() -> dict[str, Any]:
-    """Return the CustomResourceDefinition as a manifest. Equal calls give equal values, key order included."""
+    """Return the definition of DCPDisaggDeployment. Equal calls give equal values, key order included."""
+    spec = structural_schema(Spec, with_defaults=True)
+    spec["x-kubernetes-validations"] = cel_rules()
+    return _definition(
+        {
+            "kind": KIND,
+            "listKind": f"{KIND}List",
+            "plural": PLURAL,
+            "singular": SINGULAR,
+            "shortNames": [SHORT_NAME],
+            "categories": ["all"],
+        },
+        subresources={"status": {}},
+        columns=_COLUMNS,
+        description="Serves one large language model with prefill and decode on separate engines, the decode side's "
+        "KV cache sharded over ranks by decode context parallelism.",
+        spec=spec,
+        # The operator writes status field by field: nothing is filled in behind its back.
+        status=structural_schema(Status, with_defaults=False),
+    )
+
+
+def scaler_crd() -> dict[str, Any]:
+    """Return the definition of DCPDisaggRoleScaler, with the scale subresource that autoscalers act on."""
+    return _definition(
+        {
+            "kind": SCALER_KIND,
+            "listKind": f"{SCALER_KIND}List",
+            "plural": SCALER_PLURAL,
+            "singular": SCALER_SINGULAR,
+            "shortNames": [SCALER_SHORT_NAME],
+        },
+        subresources={"status": {}, "scale": _SCALE},
+        columns=_SCALER_COLUMNS,
+        description="Holds how many engines of one role of a DCPDisaggDeployment are asked for. The operator makes it "
+        "while the role states scaling; point a HorizontalPodAutoscaler or a ScaledObject at it.",
+        spec=structural_schema(ScalerSpec, with_defaults=True),
+        status=structural_schema(ScalerStatus, with_defaults=False),
+    )
+
+
+def _definition(
+    names: dict[str, Any],
+    *,
+    subresources: dict[str, Any],
+    columns: list[dict[str, Any]],
+    description: str,
+    spec: dict[str, Any],
+    status: dict[str, Any],
+) -> dict[str, Any]:
+    schema = {
+        "type": "object",
+        "description": description,
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {
+                "type": "string",
+                "description": f"Version of this API: {GROUP}/{VERSION}.",
+            },
+            "kind": {"type": "string", "description": f"{names['kind']}."},
+            "metadata": {"type": "object"},
+            "spec": spec,
+            "status": status,
+        },
+    }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": {
-            "name": f"{PLURAL}.{GROUP}",
+            "name": f"{names['plural']}.{GROUP}",
             "labels": {"app.kubernetes.io/name": "dcp-disagg", "app.kubernetes.io/component": "crd"},
         },
         "spec": {
             "group": GROUP,
             "scope": "Namespaced",
-            "names": {
-                "kind": KIND,
-                "listKind": f"{KIND}List",
-                "plural": PLURAL,
-                "singular": SINGULAR,
-                "shortNames": [SHORT_NAME],
-                "categories": ["all"],
-            },
+            "names": names,
             "versions": [
                 {
                     "name": VERSION,
                     "served": True,
                     "storage": True,
-                    "subresources": {"status": {}},
-                    "additionalPrinterColumns": _COLUMNS,
-                    "schema": {"openAPIV3Schema": _object_schema()},
+                    "subresources": subresources,
+                    "additionalPrinterColumns": columns,
+                    "schema": {"openAPIV3Schema": schema},
                 }
             ],
-        },
-    }
-
-
-def _object_schema() -> dict[str, Any]:
-    spec = structural_schema(Spec, with_defaults=True)
-    spec["x-kubernetes-validations"] = cel_rules()
-    return {
-        "type": "object",
-        "description": "Serves one large language model with prefill and decode on separate engines, the decode side's "
-        "KV cache sharded over ranks by decode context parallelism.",
-        "required": ["spec"],
-        "properties": {
-            "apiVersion": {
-                "type": "string",
-                "description": "Version of this API: dcpdisagg.io/v1alpha1.",
-            },
-            "kind": {"type": "string", "description": "DCPDisaggDeployment."},
-            "metadata": {"type": "object"},
-            "spec": spec,
-            # The operator writes status field by field: nothing is filled in behind its back.
-            "status": structural_schema(Status, with_defaults=False),
         },
     }
 

@@ -20,6 +20,8 @@ from dcp_operator.api.spec import INT_OR_PERCENT_PATTERN, MAX_REPLICAS, RATIO_PA
 _MOST_FINDINGS = 100
 #: Comparing texts takes time with the product of their lengths; nothing longer resembles a field.
 _LONGEST_NAME = 40
+#: More fields than a sentence lists.
+_LISTED_FIELDS = 12
 #: Fields whose content is not ours: nulls inside them are kept, as the API server keeps them.
 _FREE_FORM = frozenset({"template", "extraConfig"})
 
@@ -181,7 +183,10 @@ def _unknown_field(location: Sequence[int | str]) -> str:
     parent = json_path(location[:-1])
     known = _field_names(location[:-1])
     near = difflib.get_close_matches(str(location[-1])[:_LONGEST_NAME], known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"its fields are {', '.join(known)}"
+    listed = f"its fields are {', '.join(known)}"
+    if len(known) > _LISTED_FIELDS:
+        listed = f"kubectl explain dcpd{f'.{parent}' if parent else ''} lists its fields"
+    hint = f"did you mean {near[0]}?" if near else listed
     return f"is not a field of {parent}; {hint}"
 
 

@@ -62,6 +62,28 @@ ROLLOUT_NOT_STUCK: Final = Sentence(
     "take one away"
 )
 
+MAX_SKEW_POSITIVE: Final = Sentence(
+    "0% lets no rollout begin, because the first engine of a new revision has no partner yet"
+)
+
+RDMA_NEEDS_PROTOCOL: Final = Sentence(
+    "is stated while spec.kvConnector.protocol is tcp, so the devices would be taken and never used"
+)
+
+CACHE_NEEDS_HUB: Final = Sentence(
+    "is stated, but spec.model.uri is no hf:// URI, and only a model of a hub is pulled into a claim"
+)
+
+MULTINODE_RANKS: Final = Sentence(
+    "{nodes} does not divide the ranks of an engine, spec.{role}.parallelism.tensor {tensor} x prefillContext "
+    "{prefill} x pipeline {pipeline}"
+)
+
+MULTINODE_DATA: Final = Sentence(
+    "{data} together with spec.{role}.multinode.nodeCount {nodes}: an engine on several nodes has no data parallelism. "
+    "Raise replicas instead"
+)
+
 MLA_ONE_HEAD: Final = Sentence(
     "{kv} with spec.model.geometry.attention mla, which caches one compressed head for all attention heads"
 )

@@ -27,6 +27,9 @@ RATIO_PATTERN = r"^[1-9][0-9]{0,3}:[1-9][0-9]{0,3}$"
 WORD_PATTERN = r"^[^\s]+$"
 OBJECT_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 RESOURCE_NAME_PATTERN = r"^[a-z0-9A-Z]([a-zA-Z0-9./_-]*[a-zA-Z0-9])?$"
+QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?([KMGTPE]i?|k)?$"
+#: Longest drain that is accepted, in seconds: a day.
+MAX_DRAIN_S = 86400
 
 ParallelSize = Annotated[int, Field(ge=1, le=MAX_PARALLEL_SIZE)]
 BlockSize = Annotated[int, Field(ge=1, le=MAX_BLOCK_SIZE)]
@@ -38,6 +41,13 @@ IntOrPercent = (
 Word = Annotated[str, StringConstraints(pattern=WORD_PATTERN, max_length=1024)]
 #: Name of another object of the namespace.
 ObjectName = Annotated[str, StringConstraints(pattern=OBJECT_NAME_PATTERN, max_length=253)]
+
+
+#: Name of a namespace.
+NamespaceName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
+#: A Kubernetes quantity of bytes.
+ByteQuantity = Annotated[str, StringConstraints(pattern=QUANTITY_PATTERN, max_length=32)]
+ResourceName = Annotated[str, StringConstraints(pattern=RESOURCE_NAME_PATTERN, min_length=1, max_length=253)]
 
 
 #: How a model attends.
@@ -74,6 +84,18 @@ class Geometry(ApiModel):
     )
 
 
+class ModelCache(ApiModel):
+    """A claim into which a model of a hub is pulled once, for all engines."""
+
+    claim_name: ObjectName = Field(
+        description="PersistentVolumeClaim of this namespace, mountable by every engine's node (ReadWriteMany, or one "
+        "node). A Job pulls the model into it once; engines start when it is there and mount it read-only."
+    )
+    path: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*$", max_length=512)] | None = (
+        Field(default=None, description="Folder on the claim; a folder named after the model if absent.")
+    )
+
+
 class Model(ApiModel):
     """The model that both roles serve: stated once."""
 
@@ -91,6 +113,10 @@ class Model(ApiModel):
         default=None,
         description="Secret of this namespace whose key token is the Hugging Face token, for gated models.",
     )
+    cache: ModelCache | None = Field(
+        default=None,
+        description="Pull a Hugging Face model once into a claim, instead of once in every pod; only for hf:// URIs.",
+    )
     geometry: Geometry | None = Field(
         default=None,
         description="Heads and layers of the model. Without it the rules that need them are not checked and "
@@ -107,6 +133,13 @@ class Accelerator(ApiModel):
         description="Extended resource of one accelerator, such as nvidia.com/gpu or amd.com/gpu. The number per pod "
         "is derived from the parallel sizes. cpu means that the engines run on CPU and request no accelerator.",
     )
+
+
+class Rdma(ApiModel):
+    """RDMA devices of an engine pod, as its node's device plugin offers them."""
+
+    resource_name: ResourceName = Field(description="Extended resource of an RDMA device, such as rdma/hca_shared.")
+    count: Annotated[int, Field(ge=1, le=64)] = Field(default=1, description="Devices of one engine pod.")
 
 
 class KVConnector(ApiModel):
@@ -127,6 +160,11 @@ class KVConnector(ApiModel):
         default="recompute",
         description="What becomes of a request whose KV could not be loaded: recompute prefills it on the decode side, "
         "fail ends it with an error (vLLM's kv_load_failure_policy).",
+    )
+    rdma: Rdma | None = Field(
+        default=None,
+        description="RDMA devices that every engine pod requests; the pods are never privileged. Only with protocol "
+        "rdma.",
     )
     extra_config: dict[str, Any] = Field(
         default_factory=dict,
@@ -172,10 +210,49 @@ class Parallelism(ApiModel):
 class Scaling(ApiModel):
     """Bounds within which an autoscaler owns the replica count."""
 
-    min_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = Field(
-        default=1, description="Fewest replicas; also the number that a new revision starts with."
+    min_replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = Field(
+        default=1,
+        description="Fewest replicas, and those that the role begins with. 0 lets an autoscaler that can (KEDA) take "
+        "the role away; requests are then refused until it comes back.",
     )
     max_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = Field(description="Most replicas.")
+
+
+class RestartBackoff(ApiModel):
+    """Pauses before a group whose pod failed is made anew: doubled each time, within these bounds."""
+
+    base_delay_seconds: Annotated[int, Field(ge=1, le=3600)] = Field(default=30, description="The first pause.")
+    max_delay_seconds: Annotated[int, Field(ge=1, le=86400)] = Field(default=600, description="The longest pause.")
+
+
+class Multinode(ApiModel):
+    """An engine that spans several pods, on nodes of their own: a group of a LeaderWorkerSet."""
+
+    node_count: Annotated[int, Field(ge=2, le=64)] = Field(
+        description="Pods of one engine; divides tensor x pipeline. Each gets the same part of the ranks."
+    )
+    restart_policy: Literal["RecreateGroupOnPodRestart", "None"] = Field(
+        default="RecreateGroupOnPodRestart",
+        description="What becomes of the group when a pod of it restarts: the whole group is made anew after a pause, "
+        "or (None) the pod is left to Kubernetes.",
+    )
+    restart_backoff: RestartBackoff = Field(
+        default_factory=RestartBackoff, description="Pauses before a group is made anew."
+    )
+    annotations: dict[str, Annotated[str, StringConstraints(max_length=4096)]] = Field(
+        default_factory=dict[str, str],
+        description="Annotations of the LeaderWorkerSet and its pods, for gang scheduling and exclusive placement, in "
+        "the scheduler's own words.",
+    )
+
+
+class DisruptionBudget(ApiModel):
+    """How many engines of a role may be evicted at once, for example when nodes are drained."""
+
+    enabled: bool = Field(default=True, description="Whether the role has a PodDisruptionBudget.")
+    max_unavailable: IntOrPercent = Field(
+        default=1, description="Engines that may be away: a number or a percentage. A role of one engine has no budget."
+    )
 
 
 class RoleSpec(ApiModel):
@@ -207,6 +284,24 @@ class RoleSpec(ApiModel):
     max_model_len: Annotated[int, Field(ge=1, le=MAX_MODEL_LEN)] | None = Field(
         default=None,
         description="Longest context this role serves, in tokens (--max-model-len). Decode's is at least prefill's.",
+    )
+    multinode: Multinode | None = Field(
+        default=None,
+        description="Run each engine of this role as a group of pods on several nodes. Needs LeaderWorkerSet in the "
+        "cluster.",
+    )
+    host_network: bool = Field(
+        default=False,
+        description="Use the node's network. Ports are then chosen by the operator, others for each object, role and "
+        "revision; a node takes one engine of a role.",
+    )
+    shared_memory_size: ByteQuantity | None = Field(
+        default=None,
+        description="Size of /dev/shm, such as 16Gi; 0 leaves it to the container runtime. Half of the node's memory "
+        "if absent.",
+    )
+    disruption_budget: DisruptionBudget = Field(
+        default_factory=DisruptionBudget, description="How many engines of this role may be evicted at once."
     )
     extra_args: list[Annotated[str, StringConstraints(max_length=4096)]] = Field(
         default_factory=list[str],
@@ -245,17 +340,68 @@ class Ratio(ApiModel):
 
 
 class RolloutStrategy(ApiModel):
-    """How the pods of a revision replace one another."""
+    """How a new revision takes over: prefill and decode in paired steps, new ones before old ones go."""
 
     max_surge: IntOrPercent = Field(
         default=1,
-        description="Engines of a role above the wanted number while pods of one revision are replaced: a number or a "
-        "percentage. A new revision always starts whole, beside the old one.",
+        description="Engines of a role above the wanted number during a rollout: a number, or a percentage (rounded "
+        "up). They need spare accelerators.",
     )
     max_unavailable: IntOrPercent = Field(
         default=0,
-        description="Engines of a role that may be missing while pods of one revision are replaced: a number or a "
-        "percentage. A new revision always starts whole, beside the old one.",
+        description="Engines of a role that may be missing during a rollout: a number, or a percentage (rounded down). "
+        "Counted in pairs: the larger share of the two roles may be missing of both, because a prefill engine "
+        "without its decode engine serves nobody.",
+    )
+    max_skew: (
+        Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
+        | Annotated[str, StringConstraints(pattern=INT_OR_PERCENT_PATTERN)]
+        | None
+    ) = Field(
+        default=None,
+        description="Engines of a role that the new revision may have beyond what its ready engines of the other role "
+        "pair with: a number, or a percentage (rounded up, at least 1). Absent: as many as maxSurge allows.",
+    )
+
+
+class NetworkPolicy(ApiModel):
+    """Who may connect to the object's pods, as NetworkPolicies; the cluster's network has to enforce them."""
+
+    enabled: bool = Field(
+        default=True,
+        description="Whether the object has NetworkPolicies: KV transfer only between its own pods, engines' HTTP only "
+        "from its routers, the operator and the namespaces named.",
+    )
+    allowed_namespaces: list[NamespaceName] | None = Field(
+        default=None,
+        max_length=64,
+        description="Namespaces whose pods may talk to routers and engines by HTTP, for example that of Prometheus. "
+        "Absent: routers take requests from everywhere, engines from the object and the operator only.",
+    )
+
+
+class TransferCheck(ApiModel):
+    """The proof that KV moves: a small prompt through the router, judged by the engines' own counters."""
+
+    enabled: bool = Field(
+        default=True, description="Whether the check is made; without it KVTransferVerified stays Unknown."
+    )
+    interval_seconds: Annotated[int, Field(ge=60, le=604800)] | None = Field(
+        default=None,
+        description="Seconds between checks, beside those after a rollout and after engines restarted; absent: no "
+        "others.",
+    )
+
+
+class TopologyConstraint(ApiModel):
+    """Where the engines of both roles are placed with regard to one another."""
+
+    topology_key: Annotated[str, StringConstraints(min_length=1, max_length=317)] = Field(
+        description="Label of nodes that names their domain, such as topology.kubernetes.io/zone or that of a rack."
+    )
+    enforcement: Literal["Required", "Preferred"] = Field(
+        default="Preferred",
+        description="Required: all engines of a revision in one domain, or they stay Pending. Preferred: if possible.",
     )
 
 
@@ -279,5 +425,25 @@ class Spec(ApiModel):
     )
     router: Router = Field(default_factory=Router, description="The request router in front of both roles.")
     rollout_strategy: RolloutStrategy = Field(
-        default_factory=RolloutStrategy, description="How the pods of a revision replace one another."
+        default_factory=RolloutStrategy, description="How a new revision takes over from the old one."
+    )
+    paused: bool = Field(
+        default=False,
+        description="Hold rollouts: nothing of a new revision is made, nothing of an old one goes, and no workload "
+        "gets another template. Scaling goes on, by the revision that serves most.",
+    )
+    revision_history_limit: Annotated[int, Field(ge=0, le=100)] = Field(
+        default=10, description="Earlier revisions that are kept for dcpctl rollout undo."
+    )
+    drain_timeout_seconds: Annotated[int, Field(ge=0, le=MAX_DRAIN_S)] = Field(
+        default=60,
+        description="How long an engine that goes waits for its running requests, in seconds. KV that was computed for "
+        "the other role is kept for the connector's lease beyond that.",
+    )
+    network_policy: NetworkPolicy = Field(
+        default_factory=NetworkPolicy, description="Who may connect to the object's pods."
+    )
+    transfer_check: TransferCheck = Field(default_factory=TransferCheck, description="The proof that KV moves.")
+    topology_constraint: TopologyConstraint | None = Field(
+        default=None, description="Keep the engines of a revision in one domain of the cluster."
     )

@@ -23,11 +23,42 @@ class Condition(ApiModel):
 
 
 class RoleStatus(ApiModel):
-    """Pods of one role, over all revisions."""
+    """Pods of one role, over all revisions: those that exist and neither end nor have ended."""
 
     replicas: int = Field(default=0, description="Pods that exist.")
     ready_replicas: int = Field(default=0, description="Pods that are ready.")
-    updated_replicas: int = Field(default=0, description="Pods of the newest revision.")
+    updated_replicas: int = Field(default=0, description="Pods of the present spec's revision.")
+    scheduled_replicas: int = Field(default=0, description="Pods that have a node.")
+
+
+class RevisionStatus(ApiModel):
+    """One revision during a rollout."""
+
+    revision: str = Field(description="Name of the revision.")
+    share: str = Field(
+        description="Part of the wanted capacity that its ready engines and router give, in percent rounded down, such "
+        "as 50%."
+    )
+    prefill: int = Field(description="Prefill engines of the revision that are ready.")
+    decode: int = Field(description="Decode engines of the revision that are ready.")
+    router: int = Field(description="Routers of the revision that are ready.")
+
+
+class RolloutStatus(ApiModel):
+    """A rollout that is under way; absent when one revision is all there is."""
+
+    revisions: list[RevisionStatus] = Field(
+        default_factory=list[RevisionStatus], description="Revisions that have pods or workloads, oldest first."
+    )
+    waiting_for: str | None = Field(default=None, description="What the next step of the rollout waits for, in words.")
+
+
+class TransferCheckStatus(ApiModel):
+    """The last check that told something about the KV transfer; KVTransferVerified says what."""
+
+    revision: str = Field(description="Revision that was checked.")
+    engines: str = Field(description="Stands for the engines that were ready, and for their starts.")
+    last_time: str = Field(description="When it was, RFC 3339.", json_schema_extra={"format": "date-time"})
 
 
 class ResolvedRole(ApiModel):
@@ -60,7 +91,8 @@ class Status(ApiModel):
     )
     conditions: list[Condition] = Field(
         default_factory=list[Condition],
-        description="Ready, Progressing, PrefillReady, DecodeReady, RouterReady and ConfigCompatible.",
+        description="Ready, Available, Progressing, PrefillReady, DecodeReady, RouterReady, ConfigCompatible and "
+        "KVTransferVerified.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     current_revision: str | None = Field(default=None, description="Revision that serves requests.")
@@ -68,6 +100,10 @@ class Status(ApiModel):
     prefill: RoleStatus = Field(default_factory=RoleStatus, description="Pods of the prefill role.")
     decode: RoleStatus = Field(default_factory=RoleStatus, description="Pods of the decode role.")
     router: RoleStatus = Field(default_factory=RoleStatus, description="Pods of the router.")
+    rollout: RolloutStatus | None = Field(default=None, description="The rollout that is under way, if one is.")
+    transfer_check: TransferCheckStatus | None = Field(
+        default=None, description="The last check of the KV transfer that told something."
+    )
     resolved: Resolved | None = Field(default=None, description="Engine settings after defaults and derivation.")
     parallelism: str | None = Field(
         default=None,

@@ -7,31 +7,36 @@ per element in the form `--flag=value`, so that `kubectl describe` shows a line 
 import json
 
 from dcp_operator.api.spec import Spec
+from dcp_operator.build.group import node_flags
 from dcp_operator.build.model_source import model_source
 from dcp_operator.build.wiring import transfer_config
-from dcp_operator.connectors import API_PORT
-from dcp_operator.settings import DRAIN_TIMEOUT_S, EngineSettings, Role, resolve_role, role_spec
+from dcp_operator.ports import engine_ports
+from dcp_operator.settings import EngineSettings, Role, resolve_role, role_spec
 
 
-def engine_args(name: str, spec: Spec, role: Role) -> list[str]:
+def engine_args(name: str, spec: Spec, role: Role, host_ports: int | None = None) -> list[str]:
     """Return the arguments of one role's engine; `name` is the object's, for the served model name.
+
+    `host_ports` is the first port of the revision's block, for roles on the host's network.
 
     Raises pydantic.ValidationError for an extraConfig that the connector doesn't take; the rules say so in words first.
     """
     settings = resolve_role(spec, role)
     source = model_source(spec.model)
-    transfer = transfer_config(spec, role)
+    ports = engine_ports(spec, role, host_ports)
+    transfer = transfer_config(spec, role, ports)
     flags: list[tuple[str, str | int | None]] = [
         ("--model", source.reference),
         ("--revision", source.revision),
         ("--served-model-name", spec.model.served_name or name),
-        ("--port", API_PORT),
+        ("--port", ports.api),
         *_sizes(settings),
+        *node_flags(spec, role, ports),
         ("--block-size", settings.block_size),
         ("--dtype", settings.dtype),
         ("--kv-cache-dtype", settings.kv_cache_dtype),
         ("--max-model-len", settings.max_model_len),
-        ("--shutdown-timeout", DRAIN_TIMEOUT_S),
+        ("--shutdown-timeout", spec.drain_timeout_seconds),
         ("--kv-transfer-config", json.dumps(transfer, sort_keys=True, separators=(",", ":"))),
     ]
     rendered = [f"{flag}={value}" for flag, value in flags if value is not None]

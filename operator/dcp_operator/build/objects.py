@@ -23,10 +23,14 @@ class Context:
     pull_policy: str = "IfNotPresent"
     #: metadata.uid of the object; None renders manifests without an owner, to be read or applied by hand.
     uid: str | None = None
-    #: The control channel's key, base64; None leaves the Secret empty and the pods without its fingerprint.
+    #: The control channel's key, base64; None leaves the Secret empty.
     kv_key: str | None = field(default=None, repr=False)
-    #: Engines of the roles that exist now, for roles that are left to an autoscaler.
-    live_replicas: dict[Role, int] = field(default_factory=dict[Role, int])
+    #: Engines that are asked for by role, for roles that are left to an autoscaler (`Observed.asked_replicas`).
+    asked: dict[Role, int] = field(default_factory=dict[Role, int])
+    #: Namespace that the operator runs in, which its pods connect from; None where it runs outside of the cluster.
+    operator_namespace: str | None = None
+    #: First port of the revision's block on nodes, for roles on the host's network; None renders that of any block.
+    host_ports: int | None = None
 
 
 def metadata(

@@ -9,37 +9,39 @@ from dcp_operator import names
 from dcp_operator.build.engine_pod import OPERATOR_UID, restricted
 from dcp_operator.build.merge import Manifest, merge, readable
 from dcp_operator.build.objects import Context
+from dcp_operator.build.stopping import pause, router_grace_s, with_pre_stop
 from dcp_operator.build.wiring import profile_of
-from dcp_operator.connectors import API_PORT, Profile
+from dcp_operator.ports import engine_ports
 from dcp_operator.settings import Role
-
-_GRACE_S = 60
 
 
 def router_pod_template(context: Context, revision: str) -> Manifest:
     """Return the pod template of a revision's routers, without the revision's label."""
     path = "spec.router.template"
-    merged = merge(_defaults(), context.spec.router.template, path)
+    merged = merge(_defaults(context), context.spec.router.template, path)
     result = merge(merged, _owned(context, revision), path)
     containers = result["spec"]["containers"]
-    containers[0] = readable(containers[0])
+    # Clients go on connecting for a while: the router takes them until nobody has its address any more.
+    handler = pause(result["spec"]["terminationGracePeriodSeconds"])
+    containers[0] = readable(with_pre_stop(containers[0], handler, path))
     return result
 
 
-def router_args(name: str, namespace: str, revision: str, profile: Profile) -> list[str]:
-    """Return the router's arguments for the engines of one revision and their connector."""
+def router_args(context: Context, revision: str) -> list[str]:
+    """Return the router's arguments for the engines of one revision, which all listen on one port."""
+    engine_port = engine_ports(context.spec, Role.PREFILL, context.host_ports).api
 
     def pairs(role: Role) -> list[str]:
-        return [f"{key}={value}" for key, value in sorted(names.selector(name, role, revision).items())]
+        return [f"{key}={value}" for key, value in sorted(names.selector(context.name, role, revision).items())]
 
     return [
         "--host=0.0.0.0",
         f"--port={names.PORT_ROUTER}",
         "--vllm-pd-disaggregation",
-        f"--kv-connector={profile.router_flow}",
+        f"--kv-connector={profile_of(context.spec).router_flow}",
         "--service-discovery",
-        f"--service-discovery-port={API_PORT}",
-        f"--service-discovery-namespace={namespace}",
+        f"--service-discovery-port={engine_port}",
+        f"--service-discovery-namespace={context.namespace}",
         "--prefill-selector",
         *pairs(Role.PREFILL),
         "--decode-selector",
@@ -55,7 +57,7 @@ def router_args(name: str, namespace: str, revision: str, profile: Profile) -> l
     ]
 
 
-def _defaults() -> Manifest:
+def _defaults(context: Context) -> Manifest:
     main: Manifest = {
         "name": names.CONTAINER_MAIN,
         "command": ["vllm-router"],
@@ -70,7 +72,7 @@ def _defaults() -> Manifest:
     return {
         "metadata": {},
         "spec": {
-            "terminationGracePeriodSeconds": _GRACE_S,
+            "terminationGracePeriodSeconds": router_grace_s(context.spec),
             "containers": [main],
             "volumes": [{"name": names.VOLUME_TMP, "emptyDir": {}}],
         },
@@ -82,7 +84,7 @@ def _owned(context: Context, revision: str) -> Manifest:
         "name": names.CONTAINER_MAIN,
         "image": context.operator_image,
         "imagePullPolicy": context.pull_policy,
-        "args": router_args(context.name, context.namespace, revision, profile_of(context.spec)),
+        "args": router_args(context, revision),
         "ports": [
             {"name": names.PORT_NAME_HTTP, "containerPort": names.PORT_ROUTER, "protocol": "TCP"},
             {"name": names.PORT_NAME_METRICS, "containerPort": names.PORT_ROUTER_METRICS, "protocol": "TCP"},

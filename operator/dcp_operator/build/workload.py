@@ -1,4 +1,4 @@
-"""What the Deployments of all components have in common, and the revision that their templates add up to."""
+"""What the Deployments of all components have in common, and the revision that two roles' templates add up to."""
 
 import copy
 from typing import Any
@@ -6,11 +6,12 @@ from typing import Any
 from dcp_operator import names
 from dcp_operator.build.engine_pod import engine_pod_template
 from dcp_operator.build.objects import Context, Manifest
-from dcp_operator.build.router_pod import router_pod_template
 from dcp_operator.settings import Role
 
 #: How long a Deployment may go without progress before Kubernetes says so, in seconds: engines load for long.
 _PROGRESS_DEADLINE_S = 3600
+#: What of a container decides what runs in it.
+_STARTED_WITH = ("image", "command", "args", "env", "envFrom")
 
 
 def deployment(
@@ -48,11 +49,13 @@ def image_annotation(context: Context) -> str:
 
 
 def revision_of(context: Context) -> str:
-    """Return the revision: a hash of the pod templates of prefill, decode and router.
+    """Return the pair revision: a hash of what prefill, decode and their connector have to agree on.
 
-    Replicas are outside a template, so scaling never makes a new revision. Two things are kept out of the hash on
-    purpose: the operator image, so that an upgrade of the operator replaces no pod, and the key's fingerprint, which
-    replaces pods within the revision.
+    Of each role that is what its engine is started with, the init container that brings the connector, and the volume
+    that the model comes from. A change of it replaces both roles together. Whatever else the templates say (sidecars,
+    resources, probes, placement, labels) changes the workload of one role in place, and replicas are outside of a
+    template. Kept out on purpose are the operator image, so that an upgrade of the operator replaces no pod, and the
+    ports on nodes, which follow from the revision.
     """
     fixed = Context(
         name=context.name,
@@ -61,6 +64,21 @@ def revision_of(context: Context) -> str:
         operator_image="",
         pull_policy="",
     )
-    templates = {role.value: engine_pod_template(fixed, role) for role in Role}
-    templates[names.ROUTER] = router_pod_template(fixed, revision="")
-    return names.digest(templates)
+    return names.digest({role.value: _agreed(engine_pod_template(fixed, role)) for role in Role})
+
+
+def _agreed(template: Manifest) -> Manifest:
+    """Return of a role's pod template what the other role depends on."""
+    spec: Manifest = template["spec"]
+    return {
+        "main": _started(spec["containers"], names.CONTAINER_MAIN),
+        "connector": _started(spec.get("initContainers", []), names.CONTAINER_CONNECTOR),
+        "model": [volume for volume in spec.get("volumes", []) if volume["name"] == names.VOLUME_MODEL],
+    }
+
+
+def _started(containers: list[Manifest], name: str) -> Manifest:
+    """Return what the container of a name is started with, empty where there is none."""
+    none: Manifest = {}
+    found = next((container for container in containers if container["name"] == name), none)
+    return {key: found[key] for key in _STARTED_WITH if key in found}

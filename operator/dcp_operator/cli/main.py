@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
+from dcp_operator.cli.numbers import positive
 from dcp_operator.cli.problems import EXIT_ALLOWED, EXIT_UNREADABLE, CliError, Outcome
+from dcp_operator.cli.rollout_arguments import add_rollout
 
 Command = Callable[[argparse.Namespace], Outcome]
 
@@ -73,7 +75,7 @@ def _program() -> str:
 def _parser(program: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=program,
-        description="Check, plan and render DCPDisaggDeployment objects, without a cluster.",
+        description="Check, plan and render DCPDisaggDeployment objects without a cluster; follow and undo rollouts.",
         epilog=_EXIT_CODES,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
@@ -126,6 +128,8 @@ def _parser(program: str) -> argparse.ArgumentParser:
     _add_plan(commands.add_parser("plan", help="list the sizes that suit a model and its GPUs, and print an object"))
     _add_kv_plan(commands.add_parser("kv-plan", help="say who sends which tokens to whom between two layouts, and how"))
 
+    add_rollout(commands.add_parser("rollout", help="watch, list, undo, hold and let go changes of an object"))
+
     completion = commands.add_parser("completion", help="print a completion script for a shell")
     completion.add_argument("shell", choices=("bash", "fish", "zsh"), metavar="SHELL", help="bash, fish or zsh")
     completion.set_defaults(run=_completion)
@@ -142,8 +146,8 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         "--model", required=True, metavar="NAME", help="a model of the catalogue, such as Qwen/Qwen3-32B"
     )
     parser.add_argument("--gpu-memory", required=True, metavar="SIZE", help="memory of one GPU, such as 80GiB")
-    parser.add_argument("--gpus-per-node", type=_positive, default=8, metavar="N", help="GPUs of a node; 8 by default")
-    parser.add_argument("--context", required=True, type=_positive, metavar="N", help="longest sequence, in tokens")
+    parser.add_argument("--gpus-per-node", type=positive, default=8, metavar="N", help="GPUs of a node; 8 by default")
+    parser.add_argument("--context", required=True, type=positive, metavar="N", help="longest sequence, in tokens")
     parser.add_argument(
         "--weights",
         required=True,
@@ -161,9 +165,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="share of a GPU's memory that vLLM uses; 0.92 by default, as vLLM has it",
     )
-    parser.add_argument(
-        "--block-size", type=_positive, default=64, metavar="N", help="tokens of a block; 64 by default"
-    )
+    parser.add_argument("--block-size", type=positive, default=64, metavar="N", help="tokens of a block; 64 by default")
     parser.add_argument(
         "--kv-cache-dtype",
         choices=("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"),
@@ -180,12 +182,6 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="text, or one JSON object")
     _add_catalogue(parser)
     parser.set_defaults(run=_plan)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"found {text!r}, must be a whole number from 1")
-    return int(text)
 
 
 def _share(text: str) -> float:

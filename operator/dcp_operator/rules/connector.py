@@ -1,4 +1,4 @@
-"""Rules on the KV connector: its options and what it needs of the pods."""
+"""Rules on the KV connector's options."""
 
 import difflib
 from collections.abc import Iterator
@@ -6,15 +6,12 @@ from collections.abc import Iterator
 from pydantic import ValidationError
 
 from dcp_operator.api.findings import Severity, show
-from dcp_operator.rules.context import Context, Problem, RoleContext, Rule
+from dcp_operator.rules.context import Context, Problem, Rule
 from dcp_operator.rules.edits import REMOVED, Fix
-from dcp_operator.rules.pod_template import as_list, as_map
 
 _PATH = "spec.kvConnector.extraConfig"
 #: Comparing texts takes time with the product of their lengths; nothing longer resembles an option.
 _LONGEST_NAME = 40
-#: Words in the names of resources that give a pod RDMA devices.
-_RDMA_WORDS = ("rdma", "hca", "roce", "infiniband", "efa", "ib")
 
 
 def connector_config(context: Context) -> Iterator[Problem]:
@@ -53,36 +50,4 @@ def connector_config(context: Context) -> Iterator[Problem]:
             yield Problem(path, f"found {show(detail['input'])}, which {wanted}", fixes=(Fix(path, REMOVED),))
 
 
-def rdma_resources(context: Context) -> Iterator[Problem]:
-    """With protocol rdma the engines' containers ask for an RDMA device (a warning).
-
-    A pod sees no RDMA device unless its container requests one from a device plugin, claims one, or is privileged; the
-    transfer engine then ends at start-up. How the resource is called depends on the cluster.
-
-    Put the resource into the limits of the container main, or set protocol tcp.
-    """
-    if context.spec.kv_connector.protocol != "rdma":
-        return
-    for role in context.roles:
-        if not _has_rdma(role):
-            yield Problem(
-                f"{role.template.main.path}.resources.limits",
-                "has no RDMA resource, and spec.kvConnector.protocol is rdma; request the cluster's "
-                "RDMA device for the container main, or set protocol tcp",
-                Severity.WARNING,
-            )
-
-
-def _has_rdma(role: RoleContext) -> bool:
-    main = role.template.main
-    names = [*main.resources("limits"), *main.resources("requests")]
-    words = [word for name in names for word in name.lower().replace("/", "_").replace("-", "_").split("_")]
-    privileged = as_map(main.content.get("securityContext")).get("privileged") is True
-    claims = as_list(as_map(main.content.get("resources")).get("claims"))
-    return privileged or bool(claims) or any(word.startswith(_RDMA_WORDS) for word in words)
-
-
-RULES = (
-    Rule("connector-config", connector_config),
-    Rule("rdma-resources", rdma_resources, sources=("dynamo #3724", "dynamo #5884")),
-)
+RULES = (Rule("connector-config", connector_config),)

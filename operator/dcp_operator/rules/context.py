@@ -60,6 +60,8 @@ class Context:
     #: What is known of the model, from the object or from the catalogue; None if nothing is.
     facts: Facts | None
     catalogue: Catalogue
+    #: The spec before an update, for what only a change can say; None where nothing is known of one.
+    before: Spec | None = None
 
     @property
     def spec(self) -> Spec:

@@ -1,7 +1,7 @@
 """The rule engine: one list of rules for the webhook, the reconciler and `dcpctl`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Final
 
@@ -13,12 +13,16 @@ from dcp_operator.rules import (
     arguments,
     attention,
     connector,
+    devices,
     formats,
+    groups,
     images,
+    lifecycle,
     model,
     naming,
     pair,
     parallelism,
+    placement,
     scaling,
     template,
     transfer,
@@ -31,6 +35,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *naming.RULES,
     *model.RULES,
     *parallelism.RULES,
+    *groups.RULES,
     *attention.RULES,
     *formats.RULES,
     *pair.RULES,
@@ -38,8 +43,11 @@ RULES: Final[tuple[Rule, ...]] = (
     *transfer.RULES,
     *connector.RULES,
     *scaling.RULES,
+    *lifecycle.RULES,
     *arguments.RULES,
     *template.RULES,
+    *devices.RULES,
+    *placement.RULES,
 )
 
 #: Findings of one rule that are reported: who has more must begin somewhere, and garbage must not take its time.
@@ -73,7 +81,7 @@ def check(
     has too, of the same rule, on the same field and in the same words, is inherited. A message holds every value that
     its rule has read, so equal words mean that the update has left all of them alone.
     """
-    context = build_context(obj, catalogue)
+    context = replace(build_context(obj, catalogue), before=old.spec if old is not None else None)
     found = problems_of(context)
     before = set(map(_identity, problems_of(build_context(old, catalogue)))) if old is not None else set[_Identity]()
     errors = [(rule, problem) for rule, problem in found if problem.severity is Severity.ERROR]

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 
+from dcp_operator.api import sentences
 from dcp_operator.api.findings import Severity, show
 from dcp_operator.rules.context import Context, Problem, Rule
 from dcp_operator.rules.edits import REMOVED, Fix
@@ -41,6 +42,26 @@ def model_uri(context: Context) -> Iterator[Problem]:
         )
 
 
+def model_cache(context: Context) -> Iterator[Problem]:
+    """spec.model.cache belongs to a model of a hub, and its folder lies on the claim.
+
+    The Job pulls what a hub has. A model on a claim or in an image is where it is, for both roles.
+
+    Leave the cache out, or name the model by an hf:// URI.
+    """
+    model, path = context.spec.model, "spec.model.cache"
+    if model.cache is None:
+        return
+    if not model.uri.startswith("hf://"):
+        yield Problem(path, sentences.CACHE_NEEDS_HUB.say(), fixes=(Fix(path, REMOVED),))
+    if model.cache.path is not None and {".", ".."} & set(model.cache.path.split("/")):
+        yield Problem(
+            f"{path}.path",
+            f"{show(model.cache.path)} has a dot for a folder; write the path without it",
+            fixes=(Fix(f"{path}.path", REMOVED),),
+        )
+
+
 def unknown_model(context: Context) -> Iterator[Problem]:
     """The model's geometry is stated, or in the catalogue (a warning).
 
@@ -60,5 +81,6 @@ def unknown_model(context: Context) -> Iterator[Problem]:
 
 RULES = (
     Rule("model-uri", model_uri),
+    Rule("model-cache", model_cache, sources=("kserve #4918",)),
     Rule("unknown-model", unknown_model),
 )

@@ -17,7 +17,7 @@ def name_length(context: Context) -> Iterator[Problem]:
     """The object's name leaves room for the names derived from it.
 
     Workloads are called NAME-ROLE-REVISION, Services and label values repeat such names, and Kubernetes cuts both off
-    at 63 characters.
+    at 63 characters. With multinode the pods' labels add the number of a group and a hash to that.
 
     Choose a name of at most as many characters as the message says.
     """
@@ -26,12 +26,13 @@ def name_length(context: Context) -> Iterator[Problem]:
         length, path = len(metadata.name), "metadata.name"
     else:
         length, path = len(metadata.generate_name) + _GENERATED_SUFFIX, "metadata.generateName"
-    budget = max_name_length()
+    in_groups = any(role.stated.multinode is not None for role in context.roles)
+    suffix, budget = longest_suffix(in_groups=in_groups), max_name_length(in_groups=in_groups)
     if length > budget:
         yield Problem(
             path,
-            f"has {length} characters, and the longest derived name adds {longest_suffix()} to it, beyond the "
-            f"{MAX_LABEL_LENGTH} that Kubernetes allows; at most {budget} fit",
+            f"has {length} characters, and the longest derived name adds {suffix} to it, beyond the {MAX_LABEL_LENGTH} "
+            f"that Kubernetes allows; at most {budget} fit",
         )
 
 

@@ -3,14 +3,16 @@
 from collections.abc import Iterator
 from fractions import Fraction
 from math import ceil, floor
-from typing import Final, NamedTuple
+from typing import Final
 
+from dcp_operator import names
 from dcp_operator.api import sentences
 from dcp_operator.api.findings import Severity
 from dcp_operator.api.spec import MAX_REPLICAS
-from dcp_operator.rules.context import Context, Problem, RoleContext, Rule
+from dcp_operator.replicas import Range, allowed_replicas, ratio_bounds
+from dcp_operator.rules.context import Context, Problem, Rule
 from dcp_operator.rules.edits import REMOVED, Fix
-from dcp_operator.settings import wanted_replicas
+from dcp_operator.settings import role_spec
 
 #: Stands for a ratio without an upper bound: more prefill engines for a decode engine than there can be.
 _ENDLESS: Final = Fraction(MAX_REPLICAS + 1)
@@ -49,7 +51,7 @@ def _same_kind(context: Context) -> Iterator[Problem]:
         yield Problem(
             f"{still.path}.scaling",
             f"is not stated while {moving.path}.scaling goes from {scaling.min_replicas} to {scaling.max_replicas}, so "
-            f"{still.role} stays at {wanted_replicas(still.stated, None)} whatever the load; scale both roles, or "
+            f"{still.role} stays at {allowed_replicas(still.stated).low} whatever the load; scale both roles, or "
             "state spec.ratio to say which ratios are meant",
             Severity.WARNING,
         )
@@ -87,7 +89,8 @@ def ratio_achievable(context: Context) -> Iterator[Problem]:
     ratio = context.spec.ratio
     if ratio is None:
         return
-    low, high = _ratio(ratio.min, Fraction(0)), _ratio(ratio.max, _ENDLESS)
+    low, upper = ratio_bounds(ratio)
+    high = _ENDLESS if upper is None else upper
     if low > high:
         yield Problem(
             "spec.ratio.min",
@@ -95,15 +98,16 @@ def ratio_achievable(context: Context) -> Iterator[Problem]:
             fixes=(Fix("spec.ratio.min", ratio.max or ""), Fix("spec.ratio.max", ratio.min or "")),
         )
         return
-    prefill, decode = (_bounds(role) for role in context.roles)
-    if prefill.low == 0 or decode.low == 0 or _meets(prefill, decode, low, high):
+    # A role that is scaled to zero meets no ratio and breaks none: what counts are the numbers while both run.
+    prefill, decode = (allowed_replicas(role.stated).used for role in context.roles)
+    if prefill.high == 0 or decode.high == 0 or _meets(prefill, decode, low, high):
         return
     field = "min" if Fraction(prefill.high, decode.low) < low else "max"
     nearest = Fraction(prefill.high, decode.low) if field == "min" else Fraction(prefill.low, decode.high)
     yield Problem(
         f"spec.ratio.{field}",
-        f"{ratio.min if field == 'min' else ratio.max} can't be met by {prefill.words('prefill')} and "
-        f"{decode.words('decode')}",
+        f"{ratio.min if field == 'min' else ratio.max} can't be met by {_words(prefill, 'prefill')} and "
+        f"{_words(decode, 'decode')}",
         fixes=(
             *([Fix(f"spec.ratio.{field}", f"{nearest.numerator}:{nearest.denominator}")] if nearest else []),
             *_replica_fixes(context, prefill, decode, low, high),
@@ -112,28 +116,12 @@ def ratio_achievable(context: Context) -> Iterator[Problem]:
     )
 
 
-class _Bounds(NamedTuple):
-    low: int
-    high: int
-
-    def words(self, role: str) -> str:
-        count = str(self.low) if self.low == self.high else f"{self.low} to {self.high}"
-        return f"{count} {role} engine{'' if count == '1' else 's'}"
+def _words(engines: Range, role: str) -> str:
+    count = str(engines.low) if engines.low == engines.high else f"{engines.low} to {engines.high}"
+    return f"{count} {role} engine{'' if count == '1' else 's'}"
 
 
-def _bounds(role: RoleContext) -> _Bounds:
-    scaling, count = role.stated.scaling, wanted_replicas(role.stated, None)
-    return _Bounds(count, count) if scaling is None else _Bounds(scaling.min_replicas, scaling.max_replicas)
-
-
-def _ratio(text: str | None, absent: Fraction) -> Fraction:
-    if text is None:
-        return absent
-    prefill, decode = text.split(":")
-    return Fraction(int(prefill), int(decode))
-
-
-def _meets(prefill: _Bounds, decode: _Bounds, low: Fraction, high: Fraction) -> bool:
+def _meets(prefill: Range, decode: Range, low: Fraction, high: Fraction) -> bool:
     """Whether p prefill and d decode engines exist with low <= p / d <= high."""
     return any(
         max(prefill.low, ceil(low * engines)) <= min(prefill.high, floor(high * engines))
@@ -141,17 +129,39 @@ def _meets(prefill: _Bounds, decode: _Bounds, low: Fraction, high: Fraction) -> 
     )
 
 
-def _replica_fixes(context: Context, prefill: _Bounds, decode: _Bounds, low: Fraction, high: Fraction) -> Iterator[Fix]:
+def _replica_fixes(context: Context, prefill: Range, decode: Range, low: Fraction, high: Fraction) -> Iterator[Fix]:
     """Yield numbers of replicas that meet the ratio, for roles that state replicas."""
     for role, mine in ((context.prefill, prefill), (context.decode, decode)):
         if role.stated.replicas is None:
             continue
         counts = range(1, min(MAX_REPLICAS, 8 * max(mine.high, prefill.high, decode.high)) + 1)
         for count in counts:
-            own = _Bounds(count, count)
+            own = Range(count, count)
             pair = (own, decode) if role is context.prefill else (prefill, own)
             if _meets(*pair, low, high):
                 yield Fix(f"{role.path}.replicas", count)
+
+
+def scaling_handover(context: Context) -> Iterator[Problem]:
+    """An update that takes scaling away takes the target of autoscalers away (a warning).
+
+    With spec.ROLE.scaling the role has a DCPDisaggRoleScaler on which autoscalers act. Without it the scaler is
+    deleted, the number of engines is that of replicas, 1 if that is not stated, and a HorizontalPodAutoscaler or
+    ScaledObject that points at the scaler fails from then on.
+
+    Delete the autoscalers of the role, and state replicas as many as run: kubectl get dcpds shows how many.
+    """
+    for role in context.roles:
+        before = role_spec(context.before, role.role) if context.before is not None else None
+        if before is not None and before.scaling is not None and role.stated.scaling is None:
+            count = allowed_replicas(role.stated).low
+            name = names.scaler(context.obj.metadata.name, role.role)
+            yield Problem(
+                f"{role.path}.scaling",
+                f"is taken away: replicas of {role.role} are {count} now, and the autoscalers of DCPDisaggRoleScaler "
+                f"{name} lose their target; delete them",
+                Severity.WARNING,
+            )
 
 
 def rollout_not_stuck(context: Context) -> Iterator[Problem]:
@@ -175,5 +185,6 @@ RULES = (
     Rule("replicas-or-scaling", replicas_or_scaling, sources=("aibrix #2780", "llm-d-deployer #292")),
     Rule("scaling-bounds", scaling_bounds),
     Rule("ratio-achievable", ratio_achievable, sources=("lws #849", "aibrix #1260")),
+    Rule("scaling-handover", scaling_handover, sources=("aibrix #2780",)),
     Rule("rollout-not-stuck", rollout_not_stuck, sources=("rbg #307",)),
 )

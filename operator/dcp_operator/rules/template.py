@@ -5,7 +5,7 @@ import posixpath
 from collections.abc import Iterator
 
 from dcp_connector.config import SECRET_FILE_ENV
-from dcp_operator.api.findings import Severity, show
+from dcp_operator.api.findings import show
 from dcp_operator.api.quantities import QuantityError, parse_count, parse_quantity
 from dcp_operator.api.spec import CPU
 from dcp_operator.connectors import Profile, lease_of
@@ -24,7 +24,7 @@ from dcp_operator.names import (
 from dcp_operator.rules.context import Context, Problem, RoleContext, Rule
 from dcp_operator.rules.edits import REMOVED, Fix
 from dcp_operator.rules.pod_template import Container, PodTemplate, as_list, as_map
-from dcp_operator.settings import DRAIN_TIMEOUT_S, Role
+from dcp_operator.settings import Role
 
 #: Resources that stand for accelerators, by the part of the name behind the vendor.
 _ACCELERATORS = frozenset(
@@ -168,7 +168,8 @@ def gpu_count(context: Context) -> Iterator[Problem]:
     """A stated accelerator request equals what the parallel sizes need.
 
     Every rank runs on one accelerator, so a pod needs tensor x prefillContext x pipeline x dataLocal of the resource
-    spec.accelerator.resourceName; decodeContext reuses the tensor ranks. Only the container main may hold accelerators.
+    spec.accelerator.resourceName, shared by the pods of multinode; decodeContext reuses the tensor ranks. Only the
+    container main may hold accelerators.
 
     Leave the request out, and the operator fills it in.
     """
@@ -197,6 +198,7 @@ def _count_problem(role: RoleContext, path: str, amount: object, needed: int) ->
         "dataLocal": sizes.data_local,
     }
     factors = [f"{role.path}.parallelism.{name} {size}" for name, size in named.items() if size > 1 or name == "tensor"]
+    shared = f" / {role.path}.multinode.nodeCount {sizes.nodes}" if sizes.nodes > 1 else ""
     try:
         stated: int | None = parse_count(amount)
     except QuantityError:
@@ -204,7 +206,7 @@ def _count_problem(role: RoleContext, path: str, amount: object, needed: int) ->
     if stated != needed:
         yield _removable(
             path,
-            f"{show(amount)} differs from the {needed} that {' x '.join(factors)} needs; nearest that "
+            f"{show(amount)} differs from the {needed} that {' x '.join(factors)}{shared} needs; nearest that "
             f"works: {needed}, or leave it out",
         )
 
@@ -256,32 +258,15 @@ def grace_covers_drain(context: Context) -> Iterator[Problem]:
     if lease_s is None:
         return
     # Infinity is a number to YAML and to the connector, but not one that a pod could wait for.
-    needed = DRAIN_TIMEOUT_S + math.ceil(min(lease_s, 1e9))
+    drain_s = context.spec.drain_timeout_seconds
+    needed = drain_s + math.ceil(min(lease_s, 1e9))
     for role in context.roles:
         stated = role.template.spec.get("terminationGracePeriodSeconds")
         if isinstance(stated, int) and not isinstance(stated, bool) and 0 <= stated < needed:
             yield _removable(
                 f"{role.template.path}.spec.terminationGracePeriodSeconds",
-                f"{stated} is below the {needed} that draining ({DRAIN_TIMEOUT_S}) and the transfer lease "
-                f"({needed - DRAIN_TIMEOUT_S}) take together; nearest that works: {needed}, or leave it out",
-            )
-
-
-def host_ports(context: Context) -> Iterator[Problem]:
-    """With hostNetwork a node takes one engine at most (a warning).
-
-    All engines listen on the same ports, which on the host's network can be taken once. The scheduler keeps further
-    engines off such a node, so there must be as many nodes as engines, and spare ones for a rollout.
-
-    Leave hostNetwork out unless the RDMA devices need it.
-    """
-    for role in context.roles:
-        if role.template.spec.get("hostNetwork") is True:
-            yield Problem(
-                f"{role.template.path}.spec.hostNetwork",
-                "true lets a node take one engine at most, because all engines use the same ports; leave it out unless "
-                "the RDMA devices need it",
-                Severity.WARNING,
+                f"{stated} is below the {needed} that draining ({drain_s}) and the transfer lease "
+                f"({needed - drain_s}) take together; nearest that works: {needed}, or leave it out",
             )
 
 
@@ -291,5 +276,4 @@ RULES = (
     Rule("gpu-count", gpu_count),
     Rule("requests-within-limits", requests_within_limits),
     Rule("grace-covers-drain", grace_covers_drain, sources=("dynamo #7319", "dynamo #9344", "vllm PR #32420")),
-    Rule("host-ports", host_ports, sources=("vllm-ascend #10653",)),
 )

@@ -1,4 +1,4 @@
-"""Which revisions may go: the new one is made beside the old, and the old goes when the new one has taken over.
+"""Which revisions there are, which serve, and whether the routers of one are gone.
 
 Of a revision that goes, the routers go first and the engines only after them: a router that still has requests finds
 its engines.
@@ -6,7 +6,7 @@ its engines.
 
 from dcp_operator import names
 from dcp_operator.observed import Body, Child, Observed, section
-from dcp_operator.workloads import has_engines, is_ready, revision_is_complete, revision_serves, revision_states
+from dcp_operator.workloads import is_ready, revision_serves, revision_states
 
 
 def revisions(observed: Observed) -> list[str]:
@@ -23,22 +23,6 @@ def revisions(observed: Observed) -> list[str]:
 def serving_revisions(observed: Observed) -> list[str]:
     """Return the revisions that answer requests, oldest first."""
     return [revision for revision in revisions(observed) if revision_serves(revision_states(observed, revision))]
-
-
-def retired_revisions(observed: Observed, update: str) -> dict[str, str]:
-    """Return the revisions whose workloads are to be deleted, each with why.
-
-    All but `update` once that one is complete. Before, only what has not one ready engine of each role, while any
-    revision serves, `update` included: it would hold the accelerators that the update needs. A router that is away for
-    a moment makes no difference, and the last revision that could serve again is never given up.
-    """
-    old = [revision for revision in revisions(observed) if revision != update]
-    if revision_is_complete(revision_states(observed, update)):
-        return dict.fromkeys(old, f"replaced by revision {update}")
-    if not serving_revisions(observed):
-        return {}
-    idle = [revision for revision in old if not has_engines(revision_states(observed, revision))]
-    return dict.fromkeys(idle, "does not serve, and another revision does")
 
 
 def is_router(workload: Child) -> bool:

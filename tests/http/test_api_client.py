@@ -1,0 +1,129 @@
+"""The API server's client over real sockets: when it comes again, and what it never sends twice."""
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from dcp_operator.client import Api, ApiError
+from dcp_operator.kinds import SERVICE
+
+BUSY = (429, {"Retry-After": "3"}, {"reason": "TooManyRequests", "message": "too many requests"})
+DONE = (200, {}, {"kind": "Service", "metadata": {"name": "chat"}})
+MANIFEST = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "chat"}}
+
+
+class Server:
+    """Answers with what it is given, one after another, the last one for ever. None cuts the connection."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[int, dict, dict] | None] = [DONE]
+        self.asked: list[tuple[str, str]] = []
+        self.clients: set[tuple] = set()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *arguments: object) -> None:
+                pass
+
+            def answer(self) -> None:
+                self.rfile.read(int(self.headers.get("content-length", 0)))
+                outer.asked.append((self.command, self.path))
+                outer.clients.add(self.client_address)
+                given = outer.answers.pop(0) if len(outer.answers) > 1 else outer.answers[0]
+                if given is None:
+                    self.close_connection = True
+                    self.connection.shutdown(socket.SHUT_RDWR)
+                    return
+                status, headers, body = given
+                data = json.dumps(body).encode()
+                self.send_response(status)
+                for name, value in {**headers, "Content-Length": str(len(data))}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(data)
+
+            do_GET = do_PATCH = do_POST = do_DELETE = answer  # noqa: N815 - names of http.server
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    found = Server()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def pauses() -> list[float]:
+    return []
+
+
+@pytest.fixture
+def api(server: Server, pauses: list[float], monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+    def no_credentials(configuration, context=None) -> None:
+        configuration.host = server.url
+
+    monkeypatch.setattr("dcp_operator.client.load_credentials", no_credentials)
+    found = Api(sleep=pauses.append)
+    yield found
+    found.close()
+
+
+def test_a_write_that_the_server_had_no_time_for_is_sent_again_when_it_said(
+    api: Api, server: Server, pauses: list[float]
+):
+    server.answers = [BUSY, BUSY, DONE]
+    assert api.apply(SERVICE, "models", MANIFEST)["metadata"]["name"] == "chat"
+    assert len(server.asked) == 3
+    assert len(pauses) == 2
+    assert all(3.0 <= pause <= 3.6 for pause in pauses)
+
+
+def test_a_server_that_stays_busy_is_a_failure_in_the_end(api: Api, server: Server, pauses: list[float]):
+    server.answers = [BUSY]
+    with pytest.raises(ApiError, match="too many requests") as caught:
+        api.get(SERVICE, "models", "chat")
+    assert caught.value.status == 429
+    assert len(server.asked) == len(pauses) + 1 == 6
+
+
+def test_no_server_can_have_a_call_wait_for_long(api: Api, server: Server, pauses: list[float]):
+    server.answers = [(429, {"Retry-After": "86400"}, {}), DONE]
+    api.get(SERVICE, "models", "chat")
+    assert pauses[0] <= 6.0
+
+
+def test_a_refusal_without_a_time_is_told_at_once(api: Api, server: Server, pauses: list[float]):
+    server.answers = [(429, {}, {"message": "no"}), DONE]
+    with pytest.raises(ApiError, match="no"):
+        api.get(SERVICE, "models", "chat")
+    assert pauses == []
+
+
+@pytest.mark.parametrize("call", ["apply", "get"])
+def test_what_may_have_reached_the_server_is_not_sent_twice(api: Api, server: Server, call: str):
+    server.answers = [None, DONE]
+    with pytest.raises(ApiError, match="does not answer") as caught:
+        api.apply(SERVICE, "models", MANIFEST) if call == "apply" else api.get(SERVICE, "models", "chat")
+    assert caught.value.status == 0
+    assert len(server.asked) == 1
+
+
+def test_calls_share_a_connection(api: Api, server: Server):
+    server.answers = [DONE, BUSY, (404, {}, {"message": "none"}), DONE]
+    for _ in range(4):
+        api.get(SERVICE, "models", "chat")
+    assert len(server.clients) == 1

@@ -1,0 +1,227 @@
+"""Kinds that a cluster need not know: found when they come, followed while they are there, left when they go."""
+
+import asyncio
+import base64
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dcp_operator import names, optional_kinds
+from dcp_operator.client import ApiError
+from dcp_operator.kinds import LEADER_WORKER_SET, POD
+from dcp_operator.optional_kinds import OptionalKind
+from dcp_operator.reconciler import Reconciler
+from dcp_operator.target import Operator
+from tests.support.objects import owner, spec
+from tests.support.simulated_api import SimulatedApi
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ASK_S", "AGAIN_S", "RETRY_S"):
+        monkeypatch.setattr(optional_kinds, name, 0.01)
+
+
+def looked_after_by(api: SimulatedApi) -> Reconciler:
+    return Reconciler(
+        api,  # type: ignore[arg-type] - the simulated server has the same calls
+        Operator("acme/operator:1"),
+        now=lambda: "2026-01-01T00:00:00Z",
+        fresh_key=lambda: base64.b64encode(b"key").decode(),
+    )
+
+
+def wide() -> dict[str, Any]:
+    decode = {**spec()["decode"], "multinode": {"nodeCount": 2}}
+    return owner(decode=decode)
+
+
+async def until(condition, timeout_s: float = 20.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def reason(api: SimulatedApi) -> str:
+    said = {each["type"]: each for each in api.owner().get("status", {}).get("conditions", [])}
+    return said.get("Ready", {}).get("reason", "")
+
+
+def sets(api: SimulatedApi) -> list[str]:
+    return [name for kind, _, name in api.objects if kind == LEADER_WORKER_SET.kind]
+
+
+def test_an_object_waits_for_its_kind_and_loses_nothing_by_its_absence():
+    async def scenario() -> None:
+        api = SimulatedApi()
+        api.put(wide())
+        reconciler = looked_after_by(api)
+        await reconciler.start()
+        await until(lambda: reason(api) == "GroupsUnavailable")
+        roles = {name.split("-")[1] for kind, name in api.children() if kind == "Deployment"}
+        assert roles == {"prefill", "router"}
+        assert sets(api) == []
+        api.served.add(LEADER_WORKER_SET.kind)
+        await until(lambda: sets(api))
+        await until(lambda: reason(api) not in ("", "GroupsUnavailable"))
+        # The definition goes, and with it every object of the kind.
+        api.served.clear()
+        for name in sets(api):
+            api.remove(LEADER_WORKER_SET.kind, "models", name)
+        await until(lambda: reason(api) == "GroupsUnavailable")
+        await reconciler.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_group_is_written_about_before_its_leader_is_deleted():
+    async def scenario() -> None:
+        api = SimulatedApi()
+        api.served.add(LEADER_WORKER_SET.kind)
+        body = wide()
+        body["spec"]["decode"]["multinode"]["restartBackoff"] = {"baseDelaySeconds": 1, "maxDelaySeconds": 1}
+        api.put(body)
+        reconciler = looked_after_by(api)
+        # The clock stands still, so that a pause that has begun would never end.
+        await reconciler.start()
+        await until(lambda: sets(api))
+        for index, ended in ((0, "Running"), (1, "Failed")):
+            labels = {
+                **names.labels("chat", "decode" if index == 0 else "decode-worker"),
+                names.LABEL_GROUP_SET: sets(api)[0],
+                names.LABEL_GROUP_INDEX: "0",
+                names.LABEL_WORKER_INDEX: str(index),
+            }
+            metadata = {"name": f"pod-{index}", "namespace": "models", "labels": labels}
+            metadata["annotations"] = {names.ANNOTATION_GROUP_SIZE: "2"}
+            api.put({"kind": "Pod", "metadata": metadata, "status": {"phase": ended}})
+            stored = api.objects["Pod", "models", f"pod-{index}"]
+            reconciler.on_event(POD, "ADDED", dict(stored))
+        await until(lambda: ("annotate", LEADER_WORKER_SET.kind, sets(api)[0]) in api.writes)
+        assert ("delete", "Pod", "pod-0") not in api.writes
+        noted = api.objects[LEADER_WORKER_SET.kind, "models", sets(api)[0]]["metadata"]["annotations"]
+        assert "pod pod-1 ended for good" in noted[names.ANNOTATION_GROUP_RESTARTS]
+        await reconciler.stop()
+
+    asyncio.run(scenario())
+
+
+class Server:
+    """A source whose lists and watches the test decides."""
+
+    def __init__(self) -> None:
+        self.served = True
+        self.items: list[dict[str, Any]] = []
+        self.changes: queue.Queue[tuple[str, dict[str, Any]] | ApiError] = queue.Queue()
+        self.asked_from: list[str] = []
+        self.refusal: ApiError | None = None
+
+    def serves(self, _kind: Any) -> bool:
+        return self.served
+
+    def list(self, _kind: Any, _namespace: str | None, _label: str = "") -> tuple[list[dict[str, Any]], str]:
+        if self.refusal is not None:
+            raise self.refusal
+        return list(self.items), "10"
+
+    def watch(self, _kind: Any, _namespace: Any, _label: str, version: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        self.asked_from.append(version)
+        while True:
+            try:
+                change = self.changes.get(timeout=0.05)
+            except queue.Empty:
+                return
+            if isinstance(change, ApiError):
+                raise change
+            yield change
+
+
+class Listener:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.lists: list[list[str]] = []
+        self.events: list[tuple[str | None, str]] = []
+        self.why: list[str | None] = []
+
+    def take_list(self, _kind: Any, items: Any, version: str, namespace: str | None) -> None:
+        self.lists.append([item["metadata"]["name"] for item in items])
+
+    def on_event(self, _kind: Any, event_type: str | None, body: dict[str, Any]) -> None:
+        self.events.append((event_type, body["metadata"]["name"]))
+
+    def say_unavailable(self, _kind: Any, why: str | None) -> None:
+        self.why.append(why)
+
+
+def named(name: str, version: str) -> dict[str, Any]:
+    return {"metadata": {"name": name, "resourceVersion": version}}
+
+
+def following(server: Server, told: Listener) -> OptionalKind:
+    async def run(function: Any, *arguments: Any) -> Any:
+        return await asyncio.to_thread(function, *arguments)
+
+    return OptionalKind(server, told, LEADER_WORKER_SET, (None,), run)
+
+
+def test_a_watch_goes_on_where_it_was_and_begins_anew_where_it_can_not():
+    async def scenario() -> None:
+        server, told = Server(), Listener()
+        server.items = [named("a", "5")]
+        kind = following(server, told)
+        await kind.look()
+        assert (told.lists, told.why) == ([["a"]], [None])
+        server.changes.put(("ADDED", named("b", "12")))
+        await until(lambda: told.events == [("ADDED", "b")])
+        await until(lambda: server.asked_from[-1] == "12")
+        server.items = [named("b", "12"), named("c", "20")]
+        server.changes.put(ApiError(410, "Expired", "too old resource version"))
+        await until(lambda: told.lists[-1] == ["b", "c"])
+        await until(lambda: server.asked_from[-1] == "10")
+        kind.end()
+        server.changes.put(("ADDED", named("d", "30")))
+        await asyncio.sleep(0.2)
+        assert told.events == [("ADDED", "b")]
+
+    asyncio.run(scenario())
+
+
+def test_a_kind_that_goes_and_comes_back_is_followed_again():
+    async def scenario() -> None:
+        server, told = Server(), Listener()
+        kind = following(server, told)
+        await kind.look()
+        server.refusal = ApiError(404, "NotFound", "the server could not find the requested resource")
+        server.changes.put(server.refusal)
+        await until(lambda: not any(thread_names()))
+        server.refusal = None
+        await kind.look()
+        server.changes.put(("ADDED", named("again", "40")))
+        await until(lambda: told.events == [("ADDED", "again")])
+        server.served = False
+        await kind.look()
+        assert told.lists[-1] == []
+        assert "needs LeaderWorkerSet" in str(told.why[-1])
+        await until(lambda: not any(thread_names()))
+
+    asyncio.run(scenario())
+
+
+def test_a_kind_that_the_operator_may_not_list_is_not_there_and_stops_nothing():
+    async def scenario() -> None:
+        server, told = Server(), Listener()
+        server.refusal = ApiError(403, "Forbidden", "leaderworkersets is forbidden")
+        await following(server, told).look()
+        assert told.why == [
+            "the operator may not work with leaderworkersets: leaderworkersets is forbidden. Upgrade its Helm release"
+        ]
+
+    asyncio.run(scenario())
+
+
+def thread_names() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("watch ")]
