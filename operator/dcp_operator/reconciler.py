@@ -63,7 +63,7 @@ STUCK_S: Final = 180.0
 #: A watch that owes news for longer tells nothing any more: the liveness probe fails, in seconds.
 SILENT_S: Final = 60.0
 #: From the end of a pass to the next one of the same object at least, in seconds.
-SETTLE_S: Final = 0.05
+SETTLE_S: Final = 0.02
 _THREADS: Final = 8
 
 

@@ -36,9 +36,9 @@ REVIEWS = 300
 #: Pods of an object with one engine per role: these and a router.
 SMALL_PODS = 3
 MANY, MOST = 100, 500
-#: Engines per role of the large number of objects; with the router 5 pods each.
-MOST_ENGINES = 2
-MOST_PODS = 2 * MOST_ENGINES + 1
+#: Engines of each of the large number of objects; with the router 4 pods.
+MOST_ENGINES = {"prefill": 2, "decode": 1}
+MOST_PODS = sum(MOST_ENGINES.values()) + 1
 DEATHS = 200
 ROLL_REPLICAS, ROLL_POD_S = 4, 3.0
 MIB = 2**20 / 1e6
@@ -325,7 +325,7 @@ def _plain(bench: Bench, number: int) -> list[dict[str, Any]]:
 
 def _large(name: str) -> dict[str, Any]:
     # A pod that takes its time to be Ready leaves its absence visible.
-    return load_object(name, prefill=MOST_ENGINES, decode=MOST_ENGINES, ready_after_s=3.0)
+    return load_object(name, **MOST_ENGINES, ready_after_s=3.0)
 
 
 def _peak_bytes(process: Process) -> int:

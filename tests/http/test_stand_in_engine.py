@@ -1,5 +1,6 @@
 """The stand-in engine does what an engine with the connector does, so that tests of the operator mean something."""
 
+import http.client
 import json
 import signal
 import subprocess
@@ -8,7 +9,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -157,9 +158,10 @@ def test_pins_are_held_until_the_stand_in_is_told_to_let_go():
 
 
 def test_running_and_waiting_requests_are_in_the_metrics():
-    with pair({"completions": "hang", "max_running": 1}) as (p, _):
+    with pair({"completions": "hang", "max_running": 1}) as (p, _), ExitStack() as connections:
         for _ in range(3):
-            threading.Thread(target=p.complete, daemon=True).start()
+            connection = connections.enter_context(closing(http.client.HTTPConnection(p.api.removeprefix("http://"))))
+            connection.request("POST", "/v1/completions", json.dumps(PROMPT))
         wait_for("one runs", lambda: p.numbers()["vllm:num_requests_running"] == 1, every_s=0.02)
         wait_for("two wait", lambda: p.numbers()["vllm:num_requests_waiting"] == 2, every_s=0.02)
 

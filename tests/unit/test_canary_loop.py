@@ -61,7 +61,8 @@ def test_an_object_that_becomes_ready_is_checked_and_said_to_be_verified_though_
         await until(lambda: said("Ready") == "True")
         await until(lambda: said("KVTransferVerified") == "True")
         assert len(probe.asked) == 1
-        assert any(event["reason"] == "Verified" for event in api.events)
+        # An event follows the status that it is about.
+        await until(lambda: any(event["reason"] == "Verified" for event in api.events))
         await loop.stop()
 
     asyncio.run(scenario())
