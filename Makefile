@@ -69,7 +69,7 @@ fuzz: venv ## A million inputs for everything that peers send (minutes; `test` f
 	@$(PY) -m tests.fuzz --inputs 1000000
 
 .PHONY: soak
-soak: venv ## 2,000 requests through real engines that are killed meanwhile (about 15 minutes).
+soak: venv ## 2,000 requests through real engines that are killed meanwhile (about 5 minutes).
 	@$(PY) -m tests.soak
 
 .PHONY: lint
@@ -92,7 +92,7 @@ generate: venv ## Write the generated files again (CRD, reference pages).
 bench: bench-operator bench-admission bench-connector ## Run every bench; tables here, figures in build/bench/.
 
 .PHONY: bench-operator
-bench-operator: venv image ## Apply-to-pods time, webhook latency, steady-state writes.
+bench-operator: venv ## Time, writes, memory and rollouts beside plain Deployments, on fake nodes (15 minutes).
 	@$(PY) -m tests.bench.operator
 
 .PHONY: bench-admission
