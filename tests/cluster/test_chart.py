@@ -158,6 +158,12 @@ def controller_log() -> str:
     return kubectl("logs", f"deployment/{PREFIX}-controller", "--namespace", HOME, "--tail=-1").stdout
 
 
+def said_by_controller() -> list[dict[str, object]]:
+    """Return the controller's messages with the number of objects that each names, from the lines of JSON."""
+    lines = [json.loads(line) for line in controller_log().splitlines() if line.startswith("{")]
+    return [{line["message"]: line["objects"]} for line in lines if "objects" in line]
+
+
 def inside(*command: str) -> str:
     """Run a command in the controller's container and return what it printed."""
     return kubectl("exec", f"deployment/{PREFIX}-controller", "--namespace", HOME, "--", *command).stdout
@@ -195,7 +201,7 @@ def test_an_upgrade_to_another_image_keeps_the_certificate_and_the_pods_of_objec
     with caller.running():
         release.upgrade(image={"tag": "next"})
     assert inside("python", "-c", "import os; print(os.environ['DCP_OPERATOR_IMAGE'])").strip().endswith(":next")
-    eventually("the new controller watches the object", lambda: "watching objects=1" in controller_log())
+    eventually("the new controller watches the object", lambda: {"watching": 1} in said_by_controller())
     assert certificate() == before
     assert pod_identities() == pods
     assert caller.calls > 3

@@ -209,9 +209,11 @@ def test_a_controller_that_is_killed_at_any_point_of_a_change_goes_on_and_ends_r
 
 
 def test_old_workloads_are_scaled_in_the_operators_name_and_never_another_of_their_name(
-    real: Cluster, namespace: str, operator: Process
+    real: Cluster, namespace: str, operator: Process, monkeypatch: pytest.MonkeyPatch
 ):
     name = next(iter(deployments(real, namespace)))
+    # The client library reads KUBECONFIG once, when it is imported.
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(real.kubeconfig))
     client = Api()
     body = client.get(DEPLOYMENT, namespace, name)
     assert body is not None

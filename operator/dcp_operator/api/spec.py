@@ -119,8 +119,9 @@ class Model(ApiModel):
     )
     geometry: Geometry | None = Field(
         default=None,
-        description="Heads and layers of the model. Without it the rules that need them are not checked and "
-        "ConfigCompatible stays Unknown.",
+        description="Heads and layers of the model. Without it the catalogue's numbers hold; for a model that it "
+        "doesn't know, the rules that need them are not checked, and ConfigCompatible is Unknown, at least until "
+        "engines of both roles run.",
     )
 
 
@@ -184,12 +185,11 @@ class Parallelism(ApiModel):
     )
     data: ParallelSize = Field(
         default=1,
-        description="Data parallel size (--data-parallel-size). Which sizes a connector takes: rule "
-        "connector-takes-pair.",
+        description="Data parallel size (--data-parallel-size). All of its ranks run in one pod; 1 with multinode.",
     )
     data_local: ParallelSize | None = Field(
         default=None,
-        description="Data parallel ranks in one pod (--data-parallel-size-local); defaults to data.",
+        description="Data parallel ranks in one pod (--data-parallel-size-local); data, which is also the default.",
     )
     expert: bool = Field(
         default=False,
@@ -212,8 +212,8 @@ class Scaling(ApiModel):
 
     min_replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = Field(
         default=1,
-        description="Fewest replicas, and those that the role begins with. 0 lets an autoscaler that can (KEDA) take "
-        "the role away; requests are then refused until it comes back.",
+        description="Fewest replicas, and those that a role begins with that runs fewer. 0 lets an autoscaler that can "
+        "(KEDA) take the role away; requests are then refused until it comes back.",
     )
     max_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = Field(description="Most replicas.")
 
@@ -229,12 +229,13 @@ class Multinode(ApiModel):
     """An engine that spans several pods, on nodes of their own: a group of a LeaderWorkerSet."""
 
     node_count: Annotated[int, Field(ge=2, le=64)] = Field(
-        description="Pods of one engine; divides tensor x pipeline. Each gets the same part of the ranks."
+        description="Pods of one engine; divides tensor x prefillContext x pipeline. Each gets the same part of the "
+        "ranks."
     )
     restart_policy: Literal["RecreateGroupOnPodRestart", "None"] = Field(
         default="RecreateGroupOnPodRestart",
-        description="What becomes of the group when a pod of it restarts: the whole group is made anew after a pause, "
-        "or (None) the pod is left to Kubernetes.",
+        description="What becomes of the group when a pod of it fails: the whole group is made anew after a pause, or "
+        "(None) the pod is left to Kubernetes.",
     )
     restart_backoff: RestartBackoff = Field(
         default_factory=RestartBackoff, description="Pauses before a group is made anew."
@@ -251,7 +252,9 @@ class DisruptionBudget(ApiModel):
 
     enabled: bool = Field(default=True, description="Whether the role has a PodDisruptionBudget.")
     max_unavailable: IntOrPercent = Field(
-        default=1, description="Engines that may be away: a number or a percentage. A role of one engine has no budget."
+        default=1,
+        description="Engines that may be away: a number or a percentage. Of an engine with multinode each pod counts. "
+        "A role of one engine has no budget.",
     )
 
 
@@ -292,8 +295,8 @@ class RoleSpec(ApiModel):
     )
     host_network: bool = Field(
         default=False,
-        description="Use the node's network. Ports are then chosen by the operator, others for each object, role and "
-        "revision; a node takes one engine of a role.",
+        description="Use the node's network. Ports are then chosen by the operator, others for each object and "
+        "revision; a node takes one engine of a revision, of whichever role. Engines then have no NetworkPolicy.",
     )
     shared_memory_size: ByteQuantity | None = Field(
         default=None,
@@ -376,7 +379,8 @@ class NetworkPolicy(ApiModel):
         default=None,
         max_length=64,
         description="Namespaces whose pods may talk to routers and engines by HTTP, for example that of Prometheus. "
-        "Absent: routers take requests from everywhere, engines from the object and the operator only.",
+        "Absent: routers take requests from everywhere, engines from the object and the operator only. Given: routers "
+        "take them from the object's own namespace, the operator and these namespaces only.",
     )
 
 
@@ -433,7 +437,7 @@ class Spec(ApiModel):
         "gets another template. Scaling goes on, by the revision that serves most.",
     )
     revision_history_limit: Annotated[int, Field(ge=0, le=100)] = Field(
-        default=10, description="Earlier revisions that are kept for dcpctl rollout undo."
+        default=10, description="Earlier states that are kept for dcpctl rollout history and undo."
     )
     drain_timeout_seconds: Annotated[int, Field(ge=0, le=MAX_DRAIN_S)] = Field(
         default=60,

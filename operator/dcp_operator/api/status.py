@@ -95,7 +95,10 @@ class Status(ApiModel):
         "KVTransferVerified.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
-    current_revision: str | None = Field(default=None, description="Revision that serves requests.")
+    current_revision: str | None = Field(
+        default=None,
+        description="Revision that serves requests: that of the present spec if it does, else the newest that does.",
+    )
     update_revision: str | None = Field(default=None, description="Revision of the present spec.")
     prefill: RoleStatus = Field(default_factory=RoleStatus, description="Pods of the prefill role.")
     decode: RoleStatus = Field(default_factory=RoleStatus, description="Pods of the decode role.")

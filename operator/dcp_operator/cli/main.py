@@ -118,7 +118,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
     )
     render.set_defaults(run=_render)
 
-    crds = commands.add_parser("crds", help="print the CustomResourceDefinition")
+    crds = commands.add_parser("crds", help="print the CustomResourceDefinitions")
     crds.set_defaults(run=_crds)
 
     explain = commands.add_parser("explain", help="say what a rule asks for, why, and how to satisfy it")

@@ -66,7 +66,7 @@ def unknown_model(context: Context) -> Iterator[Problem]:
     """The model's geometry is stated, or in the catalogue (a warning).
 
     Which sizes a model allows depends on its heads and layers. While they are unknown, the rules that the message names
-    can't be checked, and the condition ConfigCompatible stays Unknown.
+    can't be checked, and the condition ConfigCompatible is Unknown until engines of both roles run.
 
     State spec.model.geometry; the numbers are in the model's config.json. An installation can add models to the
     catalogue.

@@ -19,7 +19,7 @@ _HOSTNAME: Final = "kubernetes.io/hostname"
 def host_ports(context: Context) -> Iterator[Problem]:
     """hostNetwork is stated by the role's field, so that its ports are the operator's choice.
 
-    All pods of a node share the ports of its network. With the field the operator gives each object, role and revision
+    All pods of a node share the ports of its network. With the field the operator gives each object and revision
     ports of their own, tells them to the engine, the connector, the router and the probes, and the scheduler keeps
     apart what would meet. With the template alone, all engines of the cluster would ask for the same ports.
 
