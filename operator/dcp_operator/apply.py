@@ -16,6 +16,7 @@ from dcp_operator.kinds import (
     GIVEN_ONCE,
     NETWORK_POLICY,
     POD,
+    ROLE_BINDING,
     SCALER,
     SECRET,
     SERVICE_ACCOUNT,
@@ -145,6 +146,9 @@ class Applier:
             except ApiError as error:
                 # The pod may be gone, or another has its name. Which pod goes is not worth waiting for.
                 log.info("cost not set object=%s pod=%s error=%s", observed.key, patch["metadata"]["name"], error)
+                if error.status in (0, 429) or error.status >= 500:
+                    # Nor is an API server that has no time for it: each of many pods would wait for its time-out.
+                    break
 
     async def find_key(self, observed: Observed) -> Problem | None:
         """Look for the control channel's key where no watch shows it: in an own Secret that lost its label.
@@ -169,15 +173,15 @@ class Applier:
             "metadata": {"name": observed.key.name, "namespace": observed.key.namespace, "uid": observed.uid},
             "status": status,
         }
+        where = (DEPLOYMENT_OF_ENGINES, observed.key.namespace, observed.key.name, observed.uid)
         try:
             body = await self._run(self._api.apply, DEPLOYMENT_OF_ENGINES, observed.key.namespace, manifest, "status")
             foreign = said_by_others(status, section(body, "status"))
             if foreign:
                 # Applying leaves what others own; what we don't say must not be said.
-                where = (DEPLOYMENT_OF_ENGINES, observed.key.namespace, observed.key.name, observed.uid)
                 body = await self._run(self._api.drop_from_status, *where, foreign)
         except ApiError as error:
-            if error.status in (404, 409):
+            if await self._is_gone(error, *where):
                 return None
             log.warning("status not written object=%s error=%s", observed.key, error)
             return problem_of(error, "write the status")
@@ -195,12 +199,26 @@ class Applier:
         try:
             body = await self._run(self._api.apply, SCALER, observed.key.namespace, manifest, "status")
         except ApiError as error:
-            if error.status in (404, 409):
+            if await self._is_gone(error, SCALER, observed.key.namespace, scaler.ref.name, scaler.uid):
                 return None
             log.warning("status not written object=%s child=%s error=%s", observed.key, scaler.ref, error)
             return problem_of(error, f"write the status of {scaler.ref}")
         self._memory.store(body)
         return None
+
+    async def _is_gone(self, error: ApiError, kind: Kind, namespace: str, name: str, uid: str) -> bool:
+        """Whether a write was refused because its object is gone, or another has its name by now.
+
+        The API server says so by 409 or 422, in words that differ, and by 409 also where two wrote at once: so it is
+        asked who has the name. Where it does not tell, the write is one that failed.
+        """
+        if error.status not in (409, 422):
+            return error.status == 404
+        try:
+            found = await self._run(self._api.get, kind, namespace, name)
+        except ApiError:
+            return False
+        return found is None or found["metadata"].get("uid") != uid
 
     async def record(self, observed: Observed, reason: str, message: str, *, is_warning: bool, now: str) -> None:
         """Record an event about the object; one that repeats an earlier one is counted."""
@@ -273,7 +291,10 @@ def _batches(actions: Iterable[Action]) -> Iterable[list[Action]]:
 
     def stage(action: Action) -> int:
         kind = action.ref.kind
-        return 0 if kind in _BEFORE_PODS else 1 if kind in WORKLOAD_KINDS else 2
+        if kind in _BEFORE_PODS:
+            return 0
+        # Who gives a Role away must have its rights, and the API server reads them in the Role.
+        return 1 if kind in WORKLOAD_KINDS else 3 if kind == ROLE_BINDING.kind else 2
 
     for new, run in itertools.groupby(actions, is_new):
         if new:

@@ -12,6 +12,7 @@ import aiohttp
 from dcp_operator.canary.counters import Reading, read_page
 from dcp_operator.canary.judge import Answer, Evidence, Pages, Verdict, judge
 from dcp_operator.canary.request import Engine, Request, completion_body
+from dcp_operator.last_words import cut
 from dcp_operator.settings import Role
 
 #: Time to connect, for a page, and for the prompt's answer, in seconds.
@@ -78,8 +79,9 @@ class HttpProbe:
         url, body = f"{request.router_url}/v1/completions", completion_body(request, self._new_nonce())
         timeout = aiohttp.ClientTimeout(total=self._answer_s, sock_connect=CONNECT_S)
         try:
-            async with session.post(url, json=body, timeout=timeout) as answer:
-                return Answer(answer.status, (await _text(answer))[:2000])
+            async with session.post(url, json=body, timeout=timeout, allow_redirects=False) as answer:
+                words = _elsewhere(answer) or await _text(answer)
+                return Answer(answer.status, words[:2000])
         except aiohttp.ClientConnectorError as error:
             return Answer(None, str(error), is_reached=False)
         except aiohttp.ConnectionTimeoutError:
@@ -133,14 +135,24 @@ def _is_entry(entry: Any) -> bool:
 async def _get(session: aiohttp.ClientSession, url: str) -> tuple[str | None, str]:
     """Return a page, or None and why it can't be had."""
     try:
-        async with session.get(url) as answer:
+        async with session.get(url, allow_redirects=False) as answer:
             if answer.status != 200:
-                return None, f"{url} answers {answer.status}"
+                elsewhere = _elsewhere(answer)
+                return None, f"{url} answers {answer.status}{': ' if elsewhere else ''}{elsewhere}"
             return await _text(answer), ""
     except TimeoutError:
         return None, f"{url} does not answer"
     except (aiohttp.ClientError, OSError) as error:
         return None, f"{url}: {error or type(error).__name__}"
+
+
+def _elsewhere(answer: aiohttp.ClientResponse) -> str:
+    """Return what a redirect says, empty for another answer.
+
+    None is followed: whoever may give a pod labels would choose whom the operator's requests go to.
+    """
+    place = answer.headers.get("location") if 300 <= answer.status < 400 else None
+    return "" if place is None else f"it redirects to {cut(place)}, where the operator doesn't follow"
 
 
 async def _text(answer: aiohttp.ClientResponse) -> str:

@@ -10,14 +10,12 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from dcp_operator import names
-from dcp_operator.api.spec import Spec
 from dcp_operator.compatibility import config_compatible
-from dcp_operator.connectors import PROFILES
 from dcp_operator.kinds import SCALER
 from dcp_operator.observed import Observed
 from dcp_operator.problems import component_problem
 from dcp_operator.reasons import Problem, Reason, Said
-from dcp_operator.rollout import revisions, serving_revisions
+from dcp_operator.rollout import is_routed, is_users_router, revisions, serving_revisions
 from dcp_operator.rollout.shares import NONE, ONE, Pair, bounds_of, engines_of, share_of
 from dcp_operator.settings import Role, role_spec
 from dcp_operator.target import Target
@@ -61,9 +59,16 @@ class View:
         return Pair(self.goals[Role.PREFILL], self.goals[Role.DECODE])
 
     @property
-    def needs_router(self) -> bool:
-        """Whether requests come through a router of the operator's making."""
-        return self.goals[names.ROUTER] > 0 or _own_router(self.target.spec) is None
+    def routers(self) -> int | None:
+        """Routers that the spec states, None where no spec is acted upon."""
+        return _routers(self.target)
+
+    @property
+    def is_users_router(self) -> bool:
+        """Whether the router of the revision that is shown is the user's own."""
+        state = self.states.get(names.ROUTER)
+        asked = state.wanted if state is not None and state.exists else None
+        return is_users_router(self.routers, asked, is_target=self.shown == self.target.revision)
 
     @property
     def is_complete(self) -> bool:
@@ -83,7 +88,7 @@ def look(observed: Observed, target: Target, goals: Mapping[str, int] | None) ->
     `goals` are the pods wanted of each component. Without them (a spec that can't be read) those are taken that the
     workloads of the revision that serves ask for.
     """
-    serving = serving_revisions(observed)
+    serving = serving_revisions(observed, _routers(target), target.revision)
     made = revisions(observed)
     shown = target.revision or (serving[-1] if serving else None)
     if target.spec is not None and target.spec.paused and made and shown not in made:
@@ -125,7 +130,8 @@ def decide(view: View, failures: Sequence[Problem], transfer: Said | None, held:
 
 def _ready(view: View, worst: Problem | None, held: str | None) -> Said:
     if worst is None and view.is_complete:
-        words = f"all pods of revision {view.target.revision} are ready and requests are answered"
+        how = "your own router brings them requests" if view.is_users_router else "requests are answered"
+        words = f"all pods of revision {view.target.revision} are ready and {how}"
         return Said("True", Reason.SERVING, words)
     problem = worst or Problem(Reason.ROLLING_OUT, _under_way(view, held))
     others = [name for name in view.serving if name != view.target.revision]
@@ -162,8 +168,8 @@ def _available(view: View, worst: Problem | None) -> Said:
 
 def _component(view: View, component: str) -> Said:
     state, goal = view.states.get(component), view.goals[component]
-    if goal == 0 and component == names.ROUTER and (own := _own_router(view.target.spec)) is not None:
-        return own
+    if component == names.ROUTER and goal == 0 and view.is_users_router:
+        return _users_router(state)
     if goal == 0 and view.shown is not None:
         words = f"{component} has 0 replicas, so no request can be answered; {_raise(view, component)}"
         return Said("False", Reason.SCALED_TO_ZERO, words)
@@ -182,9 +188,9 @@ def _component(view: View, component: str) -> Said:
 
 
 def _capacity(view: View, revision: str) -> Fraction:
-    """Return the part of the wanted capacity that a revision gives: its ready engines in matched pairs, if routed."""
+    """Return the part of the wanted capacity that a revision gives: its ready engines in pairs, if routed."""
     states = revision_states(view.observed, revision)
-    if view.needs_router and not states[names.ROUTER].serves:
+    if not is_routed(states, view.routers, is_target=revision == view.target.revision):
         return NONE
     return share_of(Pair(states[Role.PREFILL].ready, states[Role.DECODE].ready), view.engines_wanted)
 
@@ -219,12 +225,17 @@ def _is_as_wanted(state: ComponentState, goal: int) -> bool:
     return (state.is_complete and state.wanted == goal) or (goal == 0 and state.replicas == 0)
 
 
-def _own_router(spec: Spec | None) -> Said | None:
-    """Return what to say of no router where the connector needs one that the user brings; None where it does not."""
-    if spec is None or PROFILES[spec.kv_connector.type].router_discovers:
-        return None
-    words = f"no router is wanted with spec.kvConnector.type {spec.kv_connector.type}: yours asks the engines"
-    return Said("True", Reason.PODS_READY, words)
+def _users_router(state: ComponentState | None) -> Said:
+    """Return what RouterReady says where the router is the user's own."""
+    if state is not None and state.replicas:
+        left = f"{state.replicas} router pods of revision {state.revision} are left to go"
+        return Said("False", Reason.ROLLING_OUT, f"{left}: spec.router.replicas is 0, so the router is your own")
+    words = "spec.router.replicas is 0, so none is made: the router is your own, and sends requests to the engines"
+    return Said("True", Reason.OWN_ROUTER, words)
+
+
+def _routers(target: Target) -> int | None:
+    return target.spec.router.replicas if target.spec is not None and target.revision is not None else None
 
 
 def _all_revisions(observed: Observed) -> list[str]:

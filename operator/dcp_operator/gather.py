@@ -4,7 +4,7 @@ Events of one object can arrive late and a deletion can be missed while a watch 
 newer one, what is gone comes back only with a newer one, and every resync compares the cache with a list.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Final
 
 from dcp_operator import names
@@ -43,12 +43,27 @@ class Cache:
         self._settled: dict[Key, dict[Ref, Settled]] = {}
         self._kv_keys: dict[tuple[Key, str], str] = {}
         self._ports = PortLedger()
-        #: Optional kinds that can't be had, and why. Replaced as a whole, so that snapshots keep what they were given.
-        self.unavailable: Mapping[str, str] = {}
+        #: By namespace (None: in all), optional kinds that can't be had, and why.
+        self._unavailable: dict[str | None, dict[str, str]] = {}
 
     def keys(self) -> list[Key]:
         """Return all objects that exist."""
         return [key for key, held in self._held.items() if _own_ref(key) in held]
+
+    def knows(self, key: Key) -> bool:
+        """Whether an object exists."""
+        return _own_ref(key) in self._held.get(key, {})
+
+    def say_unavailable(self, kind: Kind, namespace: str | None, why: str | None) -> bool:
+        """Take in that a kind can't be had in a namespace (None: in any), or can; return whether that is news."""
+        known = self._unavailable.setdefault(namespace, {})
+        if known.get(kind.kind) == why:
+            return False
+        if why is None:
+            del known[kind.kind]
+        else:
+            known[kind.kind] = why
+        return True
 
     def snapshot(self, key: Key) -> Observed | None:
         """Return what is known about one object, None if it does not exist."""
@@ -64,7 +79,7 @@ class Cache:
             remembered_key=self._kv_keys.get((key, body["metadata"]["uid"])),
             settled=dict(self._settled.get(key, {})),
             ports_of_others=self._ports.taken_from(key),
-            unavailable=self.unavailable,
+            unavailable={**self._unavailable.get(None, {}), **self._unavailable.get(key.namespace, {})},
         )
 
     def lend_ports(self, key: Key, ports: Iterable[int]) -> None:

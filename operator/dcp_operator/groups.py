@@ -14,6 +14,8 @@ from dcp_operator.observed import Body, entries, section
 WORKERS: Final = "groupWorkers"
 #: Reason of the Ready condition of a leader that is ready itself.
 NOT_TOGETHER: Final = "GroupNotReady"
+#: Digits of the largest group size that is believed: Kubernetes counts in 32 bits.
+_SIZE_DIGITS: Final = 10
 
 
 class GroupKey(NamedTuple):
@@ -36,9 +38,9 @@ def is_leader(pod: Body) -> bool:
 
 
 def group_size(leader: Body) -> int:
-    """Return how many pods a leader's group has when it is complete, itself included."""
+    """Return how many pods a leader's group has when it is complete, itself included; 1 where no number says so."""
     size = str(section(leader, "metadata", "annotations").get(names.ANNOTATION_GROUP_SIZE, "1"))
-    return int(size) if size.isdecimal() else 1
+    return int(size) if size.isdecimal() and len(size) <= _SIZE_DIGITS else 1
 
 
 def workers_of(pod: Body) -> tuple[Body, ...]:

@@ -71,10 +71,11 @@ OPTIONAL_KINDS: Final = (LEADER_WORKER_SET,)
 #: Kinds that run the pods of a revision.
 WORKLOAD_KINDS: Final = (DEPLOYMENT.kind, LEADER_WORKER_SET.kind)
 
-#: Fields that the operator gives a child when it makes it, and leaves alone from then on: an autoscaler owns the one,
-#: and nobody may change the other.
+#: Fields that the operator gives a child when it makes it, and leaves alone from then on: an autoscaler owns the first,
+#: and nobody may change the others: what an admission plugin adds to a Job's pods can only be left there.
 GIVEN_ONCE: Final[Mapping[str, frozenset[str]]] = {
     SCALER.kind: frozenset({"spec"}),
+    JOB.kind: frozenset({"spec"}),
     CONTROLLER_REVISION.kind: frozenset({"data"}),
 }
 

@@ -158,21 +158,6 @@ class Observed:
         child = self.children.get(Ref(SCALER.kind, names.scaler(self.key.name, role)))
         return child if child is not None and child.belongs_to(self.uid) and not child.is_deleting else None
 
-    def asked_replicas(self) -> dict[Role, int]:
-        """Return how many engines are asked for by role, for roles whose count an autoscaler owns.
-
-        A scaler says so; where there is none yet, or somebody deleted it, what runs is what was asked for.
-        """
-        result: dict[Role, int] = {}
-        for role in Role:
-            scaler = self.scaler(role)
-            engines = [child for child in self.workloads() if child.component == role]
-            if scaler is not None:
-                result[role] = scaler.body["spec"]["replicas"]
-            elif engines:
-                result[role] = sum(child.body["spec"].get("replicas", 1) for child in engines)
-        return result
-
     def kv_key(self) -> str | None:
         """Return the control channel's key as base64: the Secret's, else the one seen last."""
         child = self.children.get(Ref(SECRET.kind, names.key_secret(self.key.name)))

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from dcp_operator.client import ApiError
@@ -60,13 +61,26 @@ class Sink(Protocol):
         """Take in a change."""
         ...
 
-    def say_unavailable(self, kind: Kind, why: str | None) -> None:
-        """Take in that a kind can't be had, or (None) that it can."""
+    def say_unavailable(self, kind: Kind, namespace: str | None, why: str | None) -> None:
+        """Take in that a kind can't be had in a namespace (None: in any), or (`why` is None) that it can."""
         ...
 
 
 #: Runs a blocking call elsewhere: `await run(function, *arguments)`.
 Run = Callable[..., Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What follows one namespace: a thread, and how it is told to end or tells that the API server ended it."""
+
+    stop: threading.Event
+    thread: threading.Thread
+
+    @property
+    def has_died(self) -> bool:
+        """Whether the thread has ended though nothing was to end it."""
+        return not self.stop.is_set() and not self.thread.is_alive()
 
 
 class OptionalKind:
@@ -78,34 +92,49 @@ class OptionalKind:
         self._kind = kind
         self._namespaces = tuple(namespaces)
         self._run = run
-        self._following: threading.Event | None = None
+        self._watches: dict[str | None, Watch] = {}
 
     async def look(self) -> None:
-        """Ask whether the kind is there, and begin or end to follow it. Raises ApiError where that can't be learnt."""
-        if not await self._run(self._source.serves, self._kind):
-            self._leave(_CURES[self._kind.kind])
-        elif self._following is None or self._following.is_set():
-            try:
-                listed = [
-                    await self._run(self._source.list, self._kind, namespace, LABEL_NAME)
-                    for namespace in self._namespaces
-                ]
-            except ApiError as error:
-                if error.status != 403:
-                    raise
-                self._leave(f"the operator may not work with {self._kind.plural}: {error}. Upgrade its Helm release")
-                return
-            for namespace, (items, version) in zip(self._namespaces, listed, strict=True):
-                self._sink.take_list(self._kind, items, version, namespace)
-            self._begin([version for _, version in listed])
-            self._sink.say_unavailable(self._kind, None)
+        """Ask whether the kind is there, and begin or end to follow it. Raises ApiError where that can't be learnt.
 
-    def _leave(self, why: str) -> None:
-        """Take in that the kind can't be had: whatever was known of it is gone."""
-        self.end()
+        A namespace that refuses, or where the list fails, keeps none of the others from being followed.
+        """
+        if not await self._run(self._source.serves, self._kind):
+            self.end()
+            for namespace in self._namespaces:
+                # With the definition Kubernetes has removed every object of the kind.
+                self._sink.take_list(self._kind, (), "", namespace)
+                self._sink.say_unavailable(self._kind, namespace, _CURES[self._kind.kind])
+            return
+        failed: ApiError | None = None
         for namespace in self._namespaces:
-            self._sink.take_list(self._kind, (), "", namespace)
-        self._sink.say_unavailable(self._kind, why)
+            watch = self._watches.get(namespace)
+            if watch is not None and watch.has_died:
+                log.error("watch has died and is begun anew kind=%s namespace=%s", self._kind.plural, namespace)
+                watch.stop.set()
+            elif watch is not None and not watch.stop.is_set():
+                continue
+            try:
+                await self._look_in(namespace)
+            except ApiError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    async def _look_in(self, namespace: str | None) -> None:
+        """Begin to follow one namespace, unless it refuses. Raises ApiError for any other failure."""
+        try:
+            items, version = await self._run(self._source.list, self._kind, namespace, LABEL_NAME)
+        except ApiError as error:
+            if error.status != 403:
+                raise
+            # What is known of it is kept: that it can't be seen doesn't make it go.
+            why = f"the operator may not work with {self._kind.plural}: {error}. Upgrade its Helm release"
+            self._sink.say_unavailable(self._kind, namespace, why)
+            return
+        self._sink.take_list(self._kind, items, version, namespace)
+        self._begin(namespace, version)
+        self._sink.say_unavailable(self._kind, namespace, None)
 
     async def keep_looking(self) -> None:
         """Look again and again, for ever."""
@@ -116,28 +145,37 @@ class OptionalKind:
             except ApiError as error:
                 log.warning("optional kind not learnt kind=%s error=%s", self._kind.plural, error)
 
+    def problems(self) -> list[str]:
+        """Return which watches have died. Safe from every thread."""
+        return [
+            f"the watch of {self._kind.plural} in {namespace or 'all namespaces'} has died"
+            for namespace, watch in list(self._watches.items())
+            if watch.has_died
+        ]
+
     def end(self) -> None:
         """Stop following; what is on its way is ignored."""
-        if self._following is not None:
-            self._following.set()
-            self._following = None
+        for watch in self._watches.values():
+            watch.stop.set()
+        self._watches.clear()
 
-    def _begin(self, versions: Sequence[str]) -> None:
-        stop = self._following = threading.Event()
-        loop = asyncio.get_running_loop()
-        for namespace, version in zip(self._namespaces, versions, strict=True):
-            threading.Thread(
-                target=self._follow,
-                args=(namespace, version, stop, loop),
-                name=f"watch {self._kind.plural}",
-                # It waits for news of the API server, which may be minutes away when the process ends.
-                daemon=True,
-            ).start()
+    def _begin(self, namespace: str | None, version: str) -> None:
+        stop = threading.Event()
+        thread = threading.Thread(
+            target=self._follow,
+            args=(namespace, version, stop, asyncio.get_running_loop()),
+            name=f"watch {self._kind.plural}",
+            # It waits for news of the API server, which may be minutes away when the process ends.
+            daemon=True,
+        )
+        thread.start()
+        self._watches[namespace] = Watch(stop, thread)
 
     def _follow(
         self, namespace: str | None, version: str, stop: threading.Event, loop: asyncio.AbstractEventLoop
     ) -> None:
         """Watch one namespace until told to stop, or until the API server knows the kind no longer. In a thread."""
+        failure = ""
         while not stop.is_set():
             try:
                 for what, body in self._source.watch(self._kind, namespace, LABEL_NAME, version):
@@ -148,14 +186,32 @@ class OptionalKind:
                 continue
             except ApiError as error:
                 log.info("watch ended kind=%s namespace=%s error=%s", self._kind.plural, namespace, error)
+            except Exception as error:
+                failure = self._defect(namespace, error, failure)
             stop.wait(RETRY_S)
             try:
                 items, version = self._source.list(self._kind, namespace, LABEL_NAME)
             except ApiError as error:
                 if error.status in (403, 404):
                     stop.set()
+            except Exception as error:
+                failure = self._defect(namespace, error, failure)
             else:
                 self._tell(loop, stop, self._sink.take_list, self._kind, items, version, namespace)
+
+    def _defect(self, namespace: str | None, error: Exception, before: str) -> str:
+        """Log what no answer of an API server should lead to, once for as long as it is the same; return what it is."""
+        failure = repr(error)
+        if failure != before:
+            log.error(
+                "watch failed kind=%s namespace=%s error=%s: all is listed again, and again every %g s while it fails",
+                self._kind.plural,
+                namespace,
+                failure,
+                RETRY_S,
+                exc_info=error,
+            )
+        return failure
 
     @staticmethod
     def _tell(loop: asyncio.AbstractEventLoop, stop: threading.Event, take: Callable[..., None], *news: object) -> None:

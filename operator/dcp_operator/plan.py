@@ -78,13 +78,13 @@ def make_plan(target: Target, observed: Observed, now: str = "") -> Plan:
         return Plan()
     manifests = [sized for manifest in target.manifests if (sized := _sized(manifest, rollout)) is not None]
     actions: list[Action] = []
-    blocked: list[Problem] = []
+    blocked = [rollout.unseen] if rollout.unseen is not None else []
     for manifest in manifests:
+        if manifest["kind"] in observed.unavailable:
+            continue
         wanted = with_hash(manifest)
         child = observed.children.get(ref_of(wanted))
-        if manifest["kind"] in observed.unavailable:
-            blocked.append(Problem(Reason.GROUPS_UNAVAILABLE, observed.unavailable[manifest["kind"]]))
-        elif child is None:
+        if child is None:
             actions.append(Apply(wanted, "missing", is_new=True))
         elif not child.belongs_to(observed.uid):
             blocked.append(name_taken(child, observed))

@@ -34,7 +34,8 @@ class PodPages:
         if url in self._silent_until:
             return ""
         try:
-            async with session.get(url) as answer:
+            # No redirect is followed: a pod does not choose whom the operator asks.
+            async with session.get(url, allow_redirects=False) as answer:
                 if answer.status == 200:
                     return (await _body(answer)).decode("utf-8", "replace")
         except (aiohttp.ClientError, TimeoutError, OSError):

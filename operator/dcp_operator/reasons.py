@@ -54,6 +54,7 @@ class Reason(StrEnum):
     PODS_READY = "PodsReady"
     ROLLED_OUT = "RolledOut"
     SERVING = "Serving"
+    OWN_ROUTER = "OwnRouter"
     VERIFIED = "Verified"
 
     @property

@@ -19,6 +19,7 @@ from typing import Any, Final
 from dcp_operator import group_writes
 from dcp_operator.apply import Applier
 from dcp_operator.brake import Brake
+from dcp_operator.calls import Calls
 from dcp_operator.canary_checks import Probe, TransferChecks
 from dcp_operator.canary_http import HttpProbe
 from dcp_operator.catalogue import Catalogue
@@ -58,8 +59,6 @@ REFUSED_RETRY_S: Final = 30.0
 #: Pauses after a pass that could not do what it wanted: the first, and the longest.
 BACKOFF_FIRST_S: Final = 1.0
 BACKOFF_MAX_S: Final = 60.0
-#: A pass that takes longer is stuck: the liveness probe fails.
-STUCK_S: Final = 180.0
 #: A watch that owes news for longer tells nothing any more: the liveness probe fails, in seconds.
 SILENT_S: Final = 60.0
 #: From the end of a pass to the next one of the same object at least, in seconds.
@@ -90,17 +89,17 @@ class Reconciler:
         self._cache = Cache()
         self._renderings = Renderings()
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="api")
-        self._applier = Applier(api, self._cache, self._run, PodPages().read)
+        self._calls = Calls(self._pool)
+        self._applier = Applier(api, self._cache, self._calls.run, PodPages().read)
         self._checks = TransferChecks(probe or HttpProbe(partial(secrets.token_hex, 8)), self.wake, now)
         self._wakers: dict[Key, asyncio.Event] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
-        self._busy_since: dict[Key, float] = {}
         self._background: set[asyncio.Task[None]] = set()
         #: What should run for ever and has ended.
         self._ended: set[str] = set()
         #: Watches (of a kind in a namespace) that have not told yet what a list showed, and since when.
         self._owed_since: dict[tuple[Kind, str | None], float] = {}
-        self._reporter = Reporter(self._applier, PodLogs(api, self._run), self._checks, now)
+        self._reporter = Reporter(self._applier, PodLogs(api, self._calls.run), self._checks, now)
         self._relist: set[Kind] = set()
         self._brakes: dict[Key, Brake] = {}
         #: When an object has to be looked at again although nothing happens, in seconds from the end of its pass.
@@ -109,7 +108,7 @@ class Reconciler:
         self._unknown = {(kind, namespace) for kind in WATCHED_KINDS for namespace in self._namespaces}
         #: What the API server refused to list when it was asked last.
         self._refused: set[tuple[Kind, str]] = set()
-        self._optional = [OptionalKind(api, self, kind, self._namespaces, self._run) for kind in OPTIONAL_KINDS]
+        self._optional = [OptionalKind(api, self, kind, self._namespaces, self._calls.ask) for kind in OPTIONAL_KINDS]
         self._started = False
 
     async def start(self) -> None:
@@ -166,15 +165,11 @@ class Reconciler:
         for key in self._cache.correct(kind, items, version, namespace):
             self.wake(key)
 
-    def say_unavailable(self, kind: Kind, why: str | None) -> None:
-        """Take in that a kind can't be had, or (None) that it can."""
-        known = self._cache.unavailable
-        if known.get(kind.kind) == why:
-            return
-        log.info("optional kind looked for kind=%s missing_because=%s", kind.plural, why)
-        others = {name: words for name, words in known.items() if name != kind.kind}
-        self._cache.unavailable = others if why is None else {**others, kind.kind: why}
-        self._wake_all()
+    def say_unavailable(self, kind: Kind, namespace: str | None, why: str | None) -> None:
+        """Take in that a kind can't be had in a namespace (None: in any), or (`why` is None) that it can."""
+        if self._cache.say_unavailable(kind, namespace, why):
+            log.info("optional kind looked for kind=%s where=%s missing_because=%s", kind.plural, namespace, why)
+            self._wake_all(namespace)
 
     def wake(self, key: Key) -> None:
         """Have an object looked at, now or as soon as its present pass ends."""
@@ -183,7 +178,9 @@ class Reconciler:
         waker = self._wakers.setdefault(key, asyncio.Event())
         waker.set()
         if key not in self._tasks:
-            self._tasks[key] = asyncio.create_task(self._attend(key, waker), name=f"reconcile {key}")
+            task = asyncio.create_task(self._attend(key, waker), name=f"reconcile {key}")
+            self._tasks[key] = task
+            task.add_done_callback(partial(self._take_in_end_of_care, key))
 
     @property
     def is_started(self) -> bool:
@@ -193,13 +190,14 @@ class Reconciler:
     def problems(self) -> list[str]:
         """Return what keeps the objects from being looked after. Safe from every thread."""
         now = time.monotonic()
-        stuck = sorted(str(key) for key, since in list(self._busy_since.items()) if since < now - STUCK_S)
+        stuck = self._calls.stuck()
         owed = list(self._owed_since.items())
         silent = sorted({kind.plural for (kind, _), since in owed if since < now - SILENT_S})
         return [
             *([f"reconciling does not end for: {', '.join(stuck)}"] if stuck else []),
             *([f"a list shows news that the watch does not tell, of: {', '.join(silent)}"] if silent else []),
             *(f"{what} has ended" for what in sorted(self._ended)),
+            *(words for optional in self._optional for words in optional.problems()),
         ]
 
     async def refresh(self, kind: Kind) -> None:
@@ -213,7 +211,7 @@ class Reconciler:
     async def _refresh_in(self, kind: Kind, namespace: str | None) -> None:
         selector = "" if kind is DEPLOYMENT_OF_ENGINES else LABEL_NAME
         try:
-            items, version = await self._run(self._api.list, kind, namespace, selector)
+            items, version = await self._calls.ask(self._api.list, kind, namespace, selector)
         except ApiError as error:
             if namespace is None or error.status != 403:
                 raise
@@ -275,7 +273,7 @@ class Reconciler:
         if observed is None or target.spec is None:
             return []
         decisions = due_restarts(observed, target.spec, self._now())
-        done, problems = await group_writes.carry_out(decisions, observed, self._api, self._cache, self._run)
+        done, problems = await group_writes.carry_out(decisions, observed, self._api, self._cache, self._calls.run)
         for child, restart in done:
             words = f"group {restart.index} of {child.ref} is made anew, time {restart.times} in a row: {restart.why}"
             await self._applier.record(observed, Reason.GROUP_RECREATED, words, is_warning=True, now=self._now())
@@ -320,7 +318,8 @@ class Reconciler:
         failures = 0
         while True:
             waker.clear()
-            self._busy_since[key] = began = time.monotonic()
+            began = time.monotonic()
+            self._calls.begin(key)
             with pass_over(key.namespace, str(key), secrets.token_hex(4)):
                 try:
                     done = await self.reconcile(key)
@@ -330,10 +329,10 @@ class Reconciler:
                     RECONCILE_ERRORS.labels(DEFECT).inc()
                     done = False
                 finally:
-                    self._busy_since.pop(key, None)
+                    self._calls.end(key)
                     RECONCILE_SECONDS.observe(time.monotonic() - began)
             failures = 0 if done else failures + 1
-            if self._cache.snapshot(key) is None and not waker.is_set():
+            if not self._cache.knows(key) and not waker.is_set():
                 del self._tasks[key], self._wakers[key]
                 self._brakes.pop(key, None)
                 self._due_s.pop(key, None)
@@ -349,6 +348,21 @@ class Reconciler:
             if failures:
                 # Changes come in bursts; a pass that just failed is not repeated for each of them.
                 await asyncio.sleep(min(backoff(failures), 1.0))
+
+    def _take_in_end_of_care(self, key: Key, task: asyncio.Task[None]) -> None:
+        """Forget an object's task that a defect ended, so that the next one who wakes the object makes it anew."""
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        log.error("care ended and is begun anew object=%s next_s=%g", key, BACKOFF_MAX_S, exc_info=error)
+        RECONCILE_ERRORS.labels(DEFECT).inc()
+        del self._tasks[key], self._wakers[key]
+        self._calls.end(key)
+        self._spawn(self._wake_later(key))
+
+    async def _wake_later(self, key: Key) -> None:
+        await asyncio.sleep(BACKOFF_MAX_S)
+        self.wake(key)
 
     async def _resync_forever(self) -> None:
         looked = 0
@@ -402,9 +416,6 @@ class Reconciler:
             log.error("task failed task=%s", lasting or "list", exc_info=error)
         if lasting is not None:
             self._ended.add(lasting)
-
-    async def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
 
 
 def _is_outdated(observed: Observed) -> bool:

@@ -19,6 +19,7 @@ from dcp_operator.observed import Body, Child, Key, Observed
 from dcp_operator.pod_logs import PodLogs
 from dcp_operator.reasons import Problem, Reason
 from dcp_operator.replicas import wanted
+from dcp_operator.rollout import asked_replicas
 from dcp_operator.scaler_status import changed_scalers
 from dcp_operator.settings import Role, role_spec
 from dcp_operator.status import goals, is_same, make_status, may_wait, news
@@ -140,7 +141,7 @@ def facts_of(observed: Observed, spec: Spec | None, status: Body) -> ObjectFacts
     """Return what the metrics tell of an object."""
     if spec is None:
         return ObjectFacts(status)
-    said = wanted(spec, observed.asked_replicas())
+    said = wanted(spec, asked_replicas(observed, spec))
     scalers: dict[str, dict[str, int]] = {}
     for role in Role:
         scaling, of_role = role_spec(spec, role).scaling, said.of(role)

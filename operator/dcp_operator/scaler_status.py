@@ -8,6 +8,7 @@ from dcp_operator.api.spec import Spec
 from dcp_operator.api.status import Condition
 from dcp_operator.observed import Body, Child, Observed, entries, section
 from dcp_operator.replicas import Bound, WantedRole, wanted
+from dcp_operator.rollout import asked_replicas
 from dcp_operator.settings import Role, role_spec
 from dcp_operator.workloads import pods_of
 
@@ -17,7 +18,7 @@ def changed_scalers(observed: Observed, spec: Spec, now: str) -> list[tuple[Chil
 
     A scaler that is made in this pass gets its status in the next, which its own event begins.
     """
-    said = wanted(spec, observed.asked_replicas())
+    said = wanted(spec, asked_replicas(observed, spec))
     result: list[tuple[Child, Body]] = []
     for role in Role:
         scaler = observed.scaler(role)

@@ -20,6 +20,7 @@ from dcp_operator.conditions import AVAILABLE, KV_TRANSFER_VERIFIED, PROGRESSING
 from dcp_operator.observed import Body, Observed, entries
 from dcp_operator.reasons import Problem, Reason, Said
 from dcp_operator.replicas import wanted
+from dcp_operator.rollout import asked_replicas
 from dcp_operator.settings import Role, resolve_role
 from dcp_operator.target import Target
 from dcp_operator.workloads import is_ready, is_scheduled, labels_of, pods_of, revision_states
@@ -148,7 +149,7 @@ def goals(observed: Observed, spec: Spec | None) -> dict[str, int] | None:
     """Return the pods wanted of each component, None where the spec can't be read."""
     if spec is None:
         return None
-    engines = wanted(spec, observed.asked_replicas()).replicas
+    engines = wanted(spec, asked_replicas(observed, spec)).replicas
     return {**{role.value: engines[role] for role in Role}, names.ROUTER: spec.router.replicas}
 
 

@@ -17,7 +17,7 @@ from dcp_operator.observed import Observed
 from dcp_operator.ports import FIRST_HOST_PORT, LAST_HOST_PORT, assigned_ports, block_size
 from dcp_operator.reasons import Problem
 from dcp_operator.renderings import Renderings
-from dcp_operator.rollout import RolloutState, rollout_state
+from dcp_operator.rollout import RolloutState, asked_replicas, rollout_state
 from dcp_operator.settings import Role, role_spec
 
 
@@ -146,7 +146,7 @@ def _as_created(draft: Context, observed: Observed, revision: str, ports: range)
         uid=draft.uid,
         kv_key=draft.kv_key,
         operator_namespace=draft.operator_namespace,
-        asked=observed.asked_replicas(),
+        asked=asked_replicas(observed, draft.spec),
         host_ports=ports.start if ports else None,
     )
 

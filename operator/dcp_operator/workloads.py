@@ -72,11 +72,6 @@ def revision_is_complete(states: dict[str, ComponentState]) -> bool:
     return all(state.is_complete for state in engines) and (router.is_complete or (router.exists and not can_serve))
 
 
-def revision_serves(states: dict[str, ComponentState]) -> bool:
-    """Whether requests to a revision are answered: each component has a ready pod."""
-    return all(state.serves for state in states.values())
-
-
 def pods_of(observed: Observed, component: str | None = None, revision: str | None = None) -> tuple[Body, ...]:
     """Return the pods of a component and revision (or of all) that run or will run, in the order of their names."""
     found = [

@@ -131,18 +131,23 @@ def expected(policies: list[dict], ends: dict[str, End]) -> set[tuple[str, str, 
     }
 
 
-@pytest.mark.parametrize("allowed", [None, "monitoring"], ids=["default", "a namespace named"])
+@pytest.mark.parametrize(
+    ("allowed", "routers"),
+    [(None, 1), ("monitoring", 1), ("monitoring", 0)],
+    ids=["default", "a namespace named", "a router of the user's own"],
+)
 def test_exactly_those_connections_get_through_that_the_policies_allow(
-    real: Cluster, ends: dict[str, End], addresses: dict[str, str], enforcement: None, allowed: str | None
+    real: Cluster, ends: dict[str, End], addresses: dict[str, str], enforcement: None, allowed: str | None, routers: int
 ):
     models = str(ends["prefill"].namespace)
     stated = {} if allowed is None else {"allowedNamespaces": [ends["prometheus"].namespace]}
-    found = Spec.model_validate(spec(networkPolicy=stated))
+    found = Spec.model_validate(spec(networkPolicy=stated, router={"replicas": routers}))
     context = Context("chat", models, found, IMAGE, operator_namespace=ends["operator"].namespace)
     policies = [each for each in (build_engine_policy(context), build_router_policy(context)) if each is not None]
-    assert len(policies) == (1 if allowed is None else 2)
+    assert len(policies) == (2 if allowed is not None and routers else 1)
     wanted = expected(policies, ends)
     assert ("stranger", "prefill", 8000) not in wanted
+    assert (("neighbour", "prefill", 8998) in wanted) is (routers == 0)
     real.apply(*policies)
     # The program learns of a policy by its watch.
     wait_for("the policies hold", lambda: reached(real, ends, addresses) == wanted, 60)

@@ -101,7 +101,7 @@ def test_prefill_that_dies_under_load_costs_what_it_had_in_hand_and_comes_back(
     with traffic.running():
         traffic.wait_for_answers(10, 60)
         killed = time.monotonic()
-        line.kubectl("exec", pod, "-c", "main", "--", PYTHON, "-c", KILL_CHILDREN)
+        line.tools.kubectl("exec", pod, "-n", line.namespace, "-c", "main", "--", PYTHON, "-c", KILL_CHILDREN)
         until("PrefillReady is False", lambda: condition(line, name, "PrefillReady").get("status") == "False", 60)
         until("it serves again", lambda: condition(line, name, "Ready").get("status") == "True", ROLLOUT_S)
         back = time.monotonic()

@@ -8,6 +8,7 @@ import time
 
 from dcp_connector.httpd import HttpServer, text
 from dcp_operator.pod_pages import PodPages
+from tests.support.redirects import redirecting
 
 HOST = "127.0.0.1"
 
@@ -23,6 +24,12 @@ def test_pages_come_in_the_order_of_their_urls_and_those_that_can_not_be_had_are
             assert asyncio.run(PodPages().read(urls)) == ["page /a\n", "", "", "", "page /b\n"]
         finally:
             server.close()
+
+
+def test_a_page_that_redirects_is_none_and_nobody_else_is_asked() -> None:
+    with redirecting() as (url, elsewhere):
+        assert asyncio.run(PodPages().read([url])) == [""]
+        assert elsewhere == []
 
 
 def test_many_that_never_answer_take_no_longer_than_one_and_are_not_waited_for_again() -> None:

@@ -14,6 +14,7 @@ from dcp_operator.canary_http import HttpProbe, Outcome
 from dcp_operator.reasons import Reason
 from dcp_operator.settings import Role
 from tests.support.canary_line import NUM_TOKENS, Line, line
+from tests.support.redirects import redirecting
 
 NONCES = map(str, itertools.count(1))
 
@@ -143,3 +144,21 @@ def test_engines_without_the_connectors_counters_have_no_connector():
         said = check(found.request(engines=(request.engines[0], bare))).verdict.said
     assert (said.status, said.reason) == ("False", Reason.NO_KV_CONNECTOR)
     assert "pod d (decode)" in said.message
+
+
+def test_a_router_that_redirects_refused_the_prompt_and_nobody_else_gets_it():
+    with line() as found, redirecting() as (url, elsewhere):
+        said = check(found.request(router_url=url)).verdict.said
+        assert (said.status, said.reason) == ("Unknown", Reason.NOT_CHECKED)
+        assert "refused the check's prompt with HTTP 307: it redirects to http://127.0.0.1:" in said.message
+        assert "/elsewhere, where the operator doesn't follow" in said.message
+        assert elsewhere == []
+
+
+def test_an_engine_whose_metrics_redirect_has_none_and_nobody_else_is_asked():
+    with line() as found, redirecting() as (url, elsewhere):
+        astray = Engine("d", Role.DECODE, f"{url}/metrics", None)
+        said = check(found.request(engines=(found.request().engines[0], astray))).verdict.said
+        assert (said.status, said.reason) == ("Unknown", Reason.NOT_CHECKED)
+        assert f"pod d: {url}/metrics answers 307: it redirects to http://127.0.0.1:" in said.message
+        assert elsewhere == []

@@ -163,8 +163,8 @@ class World:
         """Return the serving share of all revisions, in matched pairs."""
         shares = [
             share_of(Pair(live.prefill.counted, live.decode.counted), self.wanted)
-            for live in self.live.values()
-            if self.routers == 0 or live.ready_routers
+            for name, live in self.live.items()
+            if self.routers == 0 or live.ready_routers or (live.routers == 0 and name != self.target)
         ]
         return sum(shares, Fraction(0))
 

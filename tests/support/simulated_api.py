@@ -13,7 +13,7 @@ from typing import Any
 from dcp_operator import names
 from dcp_operator.client import ApiError
 from dcp_operator.gather import WATCHED_KINDS, Cache
-from dcp_operator.kinds import CHILD_KINDS, DEPLOYMENT, DEPLOYMENT_OF_ENGINES, POD, Kind, kind_named
+from dcp_operator.kinds import CHILD_KINDS, DEPLOYMENT, DEPLOYMENT_OF_ENGINES, POD, ROLE, ROLE_BINDING, Kind, kind_named
 from dcp_operator.observed import Key, Observed
 
 #: When the server was started; its clock goes on by a second with every write.
@@ -56,6 +56,9 @@ class SimulatedApi:
     def apply(self, kind: Kind, namespace: str, manifest: Body, subresource: str | None = None) -> Body:
         place = (kind.kind, namespace, manifest["metadata"]["name"])
         self._maybe_refuse("apply", kind)
+        if kind is ROLE_BINDING and (ROLE.kind, namespace, manifest["roleRef"]["name"]) not in self.objects:
+            # Who may not give away every right has the Role read, to see that it holds no more than their own.
+            raise ApiError(404, "NotFound", f"role {manifest['roleRef']['name']} not found")
         self.writes.append(("apply", kind.kind if subresource is None else subresource, place[2]))
         before = self.objects.get(place)
         wanted_uid = manifest["metadata"].get("uid")

@@ -40,24 +40,31 @@ def expected_status(owner: Body, target: str, everything: Iterable[Body]) -> dic
     wanted["router"] = spec.get("router", {}).get("replicas", 1)
     born = sorted((body["metadata"]["creationTimestamp"], _label(body, REVISION)) for body in workloads)
     order = list(dict.fromkeys(revision for _, revision in born))
-    shares = {revision: _share(revision, wanted, pods, workloads) for revision in order}
-    serving = [revision for revision in order if _serves(revision, pods)]
+    # Without routers of its own a revision is reached through one that the user brings: so it is where the spec wants
+    # none, and stays for an older revision whose Deployment of routers asks for none.
+    none_asked = {_label(body, REVISION) for body in workloads if _is_none(body)} - {target}
+    routed = {
+        each for each in order if wanted["router"] == 0 or each in none_asked or _ready(_of(pods, "router", each))
+    }
+    shares = {revision: _share(revision, wanted, pods) if revision in routed else Fraction(0) for revision in order}
+    serving = [revision for revision in order if revision in routed and _serves(revision, pods)]
     others = {_label(body, REVISION) for body in (*pods, *workloads)} - {target}
     paused = spec.get("paused", False)
     # Of a pause before anything of the revision is made, what is said is about the one that runs.
     shown = target
     if paused and order and target not in order:
         shown = serving[-1] if serving else order[-1]
+    has_engines = 0 not in (wanted["prefill"], wanted["decode"])
     complete = {role: _is_complete(role, shown, wanted[role], pods, workloads) for role in ROLES}
-    ready = all(complete.values()) and not others and shown == target and 0 not in wanted.values()
+    ready = all(complete.values()) and not others and shown == target and has_engines
     held = paused and (bool(others) or shown != target or not order)
     capacity = min(Fraction(1), sum(shares.values(), Fraction(0)))
     conditions = {
         "Ready": ready,
         "Available": capacity > 0 and capacity >= _floor(spec, wanted),
         # Nothing moves where a role has no engines, and where a pause holds what would.
-        "Progressing": not ready and not held and not (paused and all(complete.values())) and 0 not in wanted.values(),
-        **{COMPONENT_CONDITIONS[role]: complete[role] and wanted[role] > 0 for role in ROLES},
+        "Progressing": not ready and not held and not (paused and all(complete.values())) and has_engines,
+        **{COMPONENT_CONDITIONS[role]: complete[role] and (wanted[role] > 0 or role == "router") for role in ROLES},
     }
     return {
         "observedGeneration": owner["metadata"]["generation"],
@@ -104,10 +111,12 @@ def _counts(role: str, target: str, pods: list[Body]) -> dict[str, int]:
     }
 
 
-def _share(revision: str, wanted: dict[str, int], pods: list[Body], workloads: list[Body]) -> Fraction:
+def _is_none(workload: Body) -> bool:
+    return _label(workload, ROLE) == "router" and workload["spec"]["replicas"] == 0
+
+
+def _share(revision: str, wanted: dict[str, int], pods: list[Body]) -> Fraction:
     if 0 in (wanted["prefill"], wanted["decode"]):
-        return Fraction(0)
-    if not _ready(_of(pods, "router", revision)):
         return Fraction(0)
     parts = [Fraction(len(_ready(_of(pods, role, revision))), wanted[role]) for role in ("prefill", "decode")]
     return min(Fraction(1), *parts)
@@ -133,13 +142,15 @@ def _number(stated: int | str, count: int, rounding: Any) -> int:
 
 
 def _serves(revision: str, pods: list[Body]) -> bool:
-    return all(_ready(_of(pods, role, revision)) for role in ROLES)
+    return all(_ready(_of(pods, role, revision)) for role in ("prefill", "decode"))
 
 
 def _is_complete(role: str, revision: str, wanted: int, pods: list[Body], workloads: list[Body]) -> bool:
     """Whether as many pods as wanted exist, all ready, and Kubernetes has acted on the newest workload."""
     found = [body for body in workloads if (_label(body, ROLE), _label(body, REVISION)) == (role, revision)]
     mine = _of(pods, role, revision)
+    if role == "router" and wanted == 0:
+        return not mine
     if len(found) != 1 or found[0]["spec"]["replicas"] != wanted:
         return False
     seen = found[0].get("status", {})

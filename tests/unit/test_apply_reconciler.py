@@ -4,10 +4,12 @@ import asyncio
 import base64
 import copy
 import itertools
+import time
 
 import pytest
 
 from dcp_operator.brake import FREE
+from dcp_operator.calls import STUCK_S
 from dcp_operator.catalogue import builtin, read_entries
 from dcp_operator.client import ApiError
 from dcp_operator.gather import WATCHED_KINDS
@@ -193,6 +195,54 @@ def test_a_defect_in_one_pass_ends_neither_its_object_nor_the_others(loop: Loop,
 
     asyncio.run(scenario())
     assert "pass failed object=models/chat" in caplog.text
+
+
+def test_a_body_that_no_snapshot_can_be_made_of_ends_no_care(loop: Loop):
+    async def scenario() -> None:
+        loop.api.put(owner())
+        cache = loop.reconciler._cache
+        real, failed = cache.snapshot, []
+
+        def defective(key: Key) -> None:
+            failed.append(key)
+            raise ValueError("a defect")
+
+        cache.snapshot = defective  # type: ignore[method-assign]
+        await loop.reconciler.start()
+        await loop.until(lambda: failed)
+        await asyncio.sleep(0.05)
+        assert not loop.reconciler._tasks[CHAT].done()
+        cache.snapshot = real  # type: ignore[method-assign]
+        await loop.until(lambda: "status" in loop.api.owner())
+        await loop.reconciler.stop()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("pause_s", [0.01, 60.0], ids=["by itself", "by the next event"])
+def test_care_that_a_defect_ended_is_begun_anew(
+    loop: Loop, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, pause_s: float
+):
+    monkeypatch.setattr("dcp_operator.reconciler.BACKOFF_MAX_S", pause_s)
+
+    async def scenario() -> None:
+        loop.api.put(owner())
+        real = loop.reconciler._attend
+
+        async def defective(key: Key, waker: asyncio.Event) -> None:
+            loop.reconciler._attend = real  # type: ignore[method-assign]
+            raise RuntimeError("a defect")
+
+        loop.reconciler._attend = defective  # type: ignore[method-assign]
+        await loop.reconciler.start()
+        await loop.until(lambda: "care ended" in caplog.text)
+        if pause_s > 1:
+            loop.reconciler.wake(CHAT)
+        await loop.until(lambda: "status" in loop.api.owner())
+        await loop.reconciler.stop()
+
+    asyncio.run(scenario())
+    assert "object=models/chat" in caplog.text
 
 
 def test_what_cannot_be_listed_keeps_the_loop_from_starting(loop: Loop):
@@ -389,11 +439,44 @@ def test_a_pass_that_does_not_end_is_reported_by_the_liveness_probe(loop: Loop, 
         await loop.reconciler.start()
         await asyncio.sleep(0.05)
         assert loop.reconciler.problems() == []
-        monkeypatch.setattr("dcp_operator.reconciler.STUCK_S", 0.01)
+        monkeypatch.setattr("dcp_operator.calls.STUCK_S", 0.01)
         assert loop.reconciler.problems() == ["reconciling does not end for: models/chat"]
         await loop.reconciler.stop()
 
     asyncio.run(scenario())
+
+
+def test_a_pass_that_waits_for_a_slow_api_server_is_not_stuck(loop: Loop, monkeypatch: pytest.MonkeyPatch):
+    async def scenario() -> None:
+        loop.api.put(owner())
+
+        async def hangs(key: Key) -> bool:
+            await asyncio.Event().wait()
+            return True
+
+        loop.reconciler.reconcile = hangs  # type: ignore[method-assign]
+        await loop.reconciler.start()
+        await asyncio.sleep(0.05)
+        clock = time.monotonic() + 1000
+        monkeypatch.setattr("dcp_operator.calls.time.monotonic", lambda: clock)
+        with pytest.raises(ApiError):
+            await loop.reconciler._calls.run(refused)
+        assert loop.reconciler.problems() == []
+        clock += STUCK_S + 1
+        # What is asked beside the passes says nothing about them.
+        await loop.reconciler.refresh(SERVICE)
+        assert loop.reconciler.problems() == ["reconciling does not end for: models/chat"]
+        await loop.reconciler.stop()
+
+    def refused() -> None:
+        raise ApiError(0, "Unreachable", "the API server does not answer")
+
+    asyncio.run(scenario())
+
+
+def test_a_dead_watch_of_an_optional_kind_fails_the_probe(loop: Loop, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("dcp_operator.optional_kinds.OptionalKind.problems", lambda _: ["the watch has died"])
+    assert loop.reconciler.problems() == ["the watch has died"]
 
 
 def test_a_model_that_the_catalogue_learns_of_makes_the_condition_certain(loop: Loop):

@@ -6,7 +6,7 @@ import pytest
 
 from dcp_operator import names
 from dcp_operator.api.spec import Model, Spec
-from dcp_operator.build import Context, render_context
+from dcp_operator.build import Context, model_job, render_context
 from dcp_operator.build.model_job import build_model_job, program
 from dcp_operator.build.model_source import cache_folder
 from dcp_operator.settings import Role
@@ -186,12 +186,21 @@ def test_a_command_that_is_no_python_does_not_become_the_jobs():
         {"model": {**CACHED, "authSecretName": "hf-token"}},
         {"image": "acme/engine:2"},
         {"prefill": prefill(nodeSelector={"pool": "gpu"})},
+        {"prefill": prefill(containers=[{"name": "main", "command": ["/opt/engine/bin/python3"]}])},
     ],
 )
 def test_another_job_has_another_name_because_none_can_be_changed(changes: dict):
     first, second = job(), job(**changes)
     assert first["metadata"]["name"] != second["metadata"]["name"]
     assert first["metadata"]["name"].startswith("chat-model-")
+
+
+def test_another_text_of_the_program_leaves_a_pull_that_is_under_way_alone(monkeypatch: pytest.MonkeyPatch):
+    before = job()
+    monkeypatch.setattr(model_job, "program", lambda: "print('of the next release')")
+    after = job()
+    assert main(after)["command"] == ["python3", "-c", "print('of the next release')"]
+    assert after["metadata"] == before["metadata"]
 
 
 @pytest.mark.parametrize("changes", [{"router": {"replicas": 3}}, {"prefill": {**prefill(), "replicas": 3}}])

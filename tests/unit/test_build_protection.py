@@ -113,6 +113,32 @@ def test_an_engine_is_reached_by_these_and_nobody_else(allowed: tuple[str, ...] 
 @pytest.mark.parametrize(
     ("stated", "expected"),
     [
+        ({}, NEIGHBOURS | OWN_ENGINES | OWN_ROUTERS | {"operator"}),
+        ({"allowedNamespaces": ["monitoring"]}, NEIGHBOURS | OWN_ENGINES | OWN_ROUTERS | {"operator", "prometheus"}),
+    ],
+    ids=["own namespace", "own and another namespace"],
+)
+@pytest.mark.parametrize("target", list(Role))
+def test_without_routers_a_router_of_the_users_own_reaches_engines_and_their_bootstrap_servers(
+    target: Role, stated: dict, expected: set[str]
+):
+    policies = list(of_kind(rendered(router={"replicas": 0}, networkPolicy=stated), "NetworkPolicy").values())
+    for port in (8000, 8998):
+        assert callers(policies, target, port) == expected
+    assert callers(policies, target, RANDOM_PORT) == OWN_ENGINES
+
+
+def test_a_side_channel_that_is_no_bootstrap_server_stays_closed_to_a_router_of_the_users_own():
+    nixl = {"type": "nixl", "protocol": "tcp"}
+    manifests = rendered(router={"replicas": 0}, kvConnector=nixl, networkPolicy={"allowedNamespaces": ["monitoring"]})
+    policies = list(of_kind(manifests, "NetworkPolicy").values())
+    assert callers(policies, "prefill", 8998) == OWN_ENGINES | {"operator"}
+    assert "neighbour" in callers(policies, "prefill", 8000)
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
         ({}, set(ends())),
         ({"allowedNamespaces": []}, NEIGHBOURS | OWN_ENGINES | OWN_ROUTERS | {"operator"}),
         ({"allowedNamespaces": ["monitoring"]}, NEIGHBOURS | OWN_ENGINES | OWN_ROUTERS | {"operator", "prometheus"}),

@@ -363,6 +363,7 @@ def test_the_prompts_that_were_sent_can_be_subtracted():
 SAID_WITHOUT = {
     "turned off": ({"transferCheck": {"enabled": False}}, Reason.DISABLED, "spec.transferCheck.enabled is false"),
     "another connector": ({"kvConnector": {"type": "nixl", "protocol": "tcp"}}, Reason.NO_COUNTERS, "NixlConnector"),
+    "a router of the user's": ({"router": {"replicas": 0}}, Reason.NOT_CHECKED, "spec.router.replicas is 0"),
     "nothing yet": ({}, Reason.NOT_CHECKED, "no transfer has been checked yet"),
 }
 

@@ -99,7 +99,14 @@ class TestChoices:
                     body = yaml.safe_load(outcome.out)
                     report = check_body(body)
                     assert report.allowed
-                    assert {finding.rule for finding in report.warnings} <= {"rdma-resources", "dcp-advice"}
+                    assert {finding.rule for finding in report.warnings} <= {"dcp-advice"}
+
+    @pytest.mark.parametrize("words", [MLA, GQA], ids=["latent", "grouped"])
+    def test_the_best_sizes_are_an_object_of_which_there_is_nothing_to_say(self, words: dict):
+        outcome = plan(asked(**words, choose="1"))
+        assert outcome.notes == ()
+        report = check_body(yaml.safe_load(outcome.out))
+        assert (report.violations, report.warnings) == ((), ())
 
     def test_a_quantized_cache_holds_twice_as_much(self):
         plain = choices(asked(**MLA), facts(MLA["model"]), Role.DECODE)[0]
@@ -131,6 +138,7 @@ class TestOutput:
     def test_the_object_states_what_was_chosen(self):
         body = yaml.safe_load(plan(asked(**MLA, choose="1", kv_cache_dtype="fp8")).out)
         assert body["metadata"]["name"] == "deepseek-v3"
+        assert body["spec"]["kvConnector"] == {"protocol": "tcp"}
         assert body["spec"]["decode"]["parallelism"] == {"tensor": 8, "decodeContext": 8}
         assert body["spec"]["prefill"]["parallelism"] == {"tensor": 8}
         assert body["spec"]["decode"]["maxModelLen"] == 131072

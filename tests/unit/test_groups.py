@@ -110,6 +110,12 @@ class TestOneGroupIsOneEngine:
         assert not is_ready(engine)
         assert group_trouble(engine) is None
 
+    @pytest.mark.parametrize("size", ["9" * 5000, "2.5", "-1", "", "many"])
+    def test_a_size_that_is_no_number_is_that_of_one_pod(self, size: str):
+        leader = pod(0)
+        leader["metadata"]["annotations"][names.ANNOTATION_GROUP_SIZE] = size
+        assert is_ready(leader_of(leader))
+
     def test_groups_do_not_mix_and_workers_without_a_leader_are_nothing(self):
         first, second = as_engines([pod(1), pod(0, group=1), pod(0), pod(1, group=1), pod(1, group=2)])
         assert {one["metadata"]["name"] for one in workers_of(first)} == {"chat-decode-1-1"}

@@ -207,6 +207,23 @@ def test_engines_that_do_not_answer_never_keep_a_role_from_getting_smaller(caplo
     assert "load unknown object=models/chat pods=p2,p3" in caplog.text
 
 
+@pytest.mark.parametrize(("status", "tries"), [(0, 1), (429, 1), (503, 1), (404, 3), (409, 3)])
+def test_an_api_server_that_has_no_time_is_asked_for_no_further_cost(status: int, tries: int):
+    bench = Bench({URLS[0]: page(5), URLS[1]: page(3), URLS[2]: page(1)})
+    tried = []
+    real = bench.api.apply
+
+    def refusing(kind, *arguments, **keywords):
+        if kind is not POD:
+            return real(kind, *arguments, **keywords)
+        tried.append(kind)
+        raise ApiError(status, "No", "not now")
+
+    bench.api.apply = refusing  # type: ignore[method-assign]
+    assert bench.scale_to(1) == []
+    assert (len(tried), bench.replicas) == (tries, 1)
+
+
 def test_nor_do_pods_that_can_not_be_written_to(caplog: pytest.LogCaptureFixture):
     caplog.set_level("INFO")
     bench = Bench({URLS[0]: page(5), URLS[1]: page(0), URLS[2]: page(1)})

@@ -11,7 +11,9 @@ import pytest
 
 from dcp_operator import names, optional_kinds
 from dcp_operator.client import ApiError
+from dcp_operator.gather import Cache
 from dcp_operator.kinds import LEADER_WORKER_SET, POD
+from dcp_operator.observed import Key
 from dcp_operator.optional_kinds import OptionalKind
 from dcp_operator.reconciler import Reconciler
 from dcp_operator.target import Operator
@@ -115,26 +117,32 @@ class Server:
     def __init__(self) -> None:
         self.served = True
         self.items: list[dict[str, Any]] = []
-        self.changes: queue.Queue[tuple[str, dict[str, Any]] | ApiError] = queue.Queue()
+        self.changes: queue.Queue[tuple[str, dict[str, Any]] | Exception] = queue.Queue()
         self.asked_from: list[str] = []
         self.refusal: ApiError | None = None
+        self.closed: set[str | None] = set()
+        self.fatal: BaseException | None = None
 
     def serves(self, _kind: Any) -> bool:
         return self.served
 
-    def list(self, _kind: Any, _namespace: str | None, _label: str = "") -> tuple[list[dict[str, Any]], str]:
+    def list(self, _kind: Any, namespace: str | None, _label: str = "") -> tuple[list[dict[str, Any]], str]:
+        if namespace in self.closed:
+            raise ApiError(403, "Forbidden", f"leaderworkersets is forbidden in {namespace}")
         if self.refusal is not None:
             raise self.refusal
         return list(self.items), "10"
 
     def watch(self, _kind: Any, _namespace: Any, _label: str, version: str) -> Iterator[tuple[str, dict[str, Any]]]:
         self.asked_from.append(version)
+        if self.fatal is not None:
+            raise self.fatal
         while True:
             try:
                 change = self.changes.get(timeout=0.05)
             except queue.Empty:
                 return
-            if isinstance(change, ApiError):
+            if isinstance(change, Exception):
                 raise change
             yield change
 
@@ -146,6 +154,7 @@ class Listener:
         self.lists: list[list[str]] = []
         self.events: list[tuple[str | None, str]] = []
         self.why: list[str | None] = []
+        self.places: dict[str | None, str | None] = {}
 
     def take_list(self, _kind: Any, items: Any, version: str, namespace: str | None) -> None:
         self.lists.append([item["metadata"]["name"] for item in items])
@@ -153,19 +162,20 @@ class Listener:
     def on_event(self, _kind: Any, event_type: str | None, body: dict[str, Any]) -> None:
         self.events.append((event_type, body["metadata"]["name"]))
 
-    def say_unavailable(self, _kind: Any, why: str | None) -> None:
+    def say_unavailable(self, _kind: Any, namespace: str | None, why: str | None) -> None:
         self.why.append(why)
+        self.places[namespace] = why
 
 
 def named(name: str, version: str) -> dict[str, Any]:
     return {"metadata": {"name": name, "resourceVersion": version}}
 
 
-def following(server: Server, told: Listener) -> OptionalKind:
+def following(server: Server, told: Listener, namespaces: tuple[str | None, ...] = (None,)) -> OptionalKind:
     async def run(function: Any, *arguments: Any) -> Any:
         return await asyncio.to_thread(function, *arguments)
 
-    return OptionalKind(server, told, LEADER_WORKER_SET, (None,), run)
+    return OptionalKind(server, told, LEADER_WORKER_SET, namespaces, run)
 
 
 def test_a_watch_goes_on_where_it_was_and_begins_anew_where_it_can_not():
@@ -219,6 +229,119 @@ def test_a_kind_that_the_operator_may_not_list_is_not_there_and_stops_nothing():
         assert told.why == [
             "the operator may not work with leaderworkersets: leaderworkersets is forbidden. Upgrade its Helm release"
         ]
+
+    asyncio.run(scenario())
+
+
+def test_what_is_known_of_a_kind_that_is_refused_stays():
+    async def scenario() -> None:
+        server, told = Server(), Listener()
+        server.items = [named("a", "5")]
+        kind = following(server, told)
+        await kind.look()
+        server.closed = {None}
+        server.changes.put(ApiError(403, "Forbidden", "leaderworkersets is forbidden"))
+        await until(lambda: not any(thread_names()))
+        await kind.look()
+        assert "may not work with leaderworkersets" in str(told.places[None])
+        assert told.lists == [["a"]]
+        server.closed = set()
+        await kind.look()
+        assert told.places == {None: None}
+        kind.end()
+
+    asyncio.run(scenario())
+
+
+def test_a_namespace_that_refuses_takes_the_kind_from_no_other():
+    async def scenario() -> None:
+        server, told = Server(), Listener()
+        server.closed = {"closed"}
+        kind = following(server, told, ("closed", "open"))
+        await kind.look()
+        assert told.places["open"] is None
+        assert "forbidden in closed" in str(told.places["closed"])
+        server.changes.put(("ADDED", named("a", "12")))
+        await until(lambda: told.events == [("ADDED", "a")])
+        server.closed = set()
+        await kind.look()
+        assert told.places == {"closed": None, "open": None}
+        await until(lambda: len(thread_names()) == 2)
+        # One that closes later ends its own watch, not that of the other.
+        server.closed = {"open"}
+
+        def one_is_left() -> bool:
+            server.changes.put(ApiError(410, "Expired", "too old resource version"))
+            return len(thread_names()) == 1
+
+        await until(one_is_left)
+        await kind.look()
+        assert told.places["closed"] is None
+        assert "forbidden in open" in str(told.places["open"])
+        server.changes.put(("ADDED", named("b", "14")))
+        await until(lambda: told.events[-1] == ("ADDED", "b"))
+        kind.end()
+        await until(lambda: not any(thread_names()))
+
+    asyncio.run(scenario())
+
+
+def test_a_kind_is_missing_to_the_objects_of_the_namespace_that_refuses_alone():
+    cache = Cache()
+    for namespace in ("closed", "open"):
+        cache.store(
+            owner(namespace=namespace) | {"metadata": {**owner(namespace=namespace)["metadata"], "uid": namespace}}
+        )
+    assert cache.say_unavailable(LEADER_WORKER_SET, "closed", "refused")
+    assert not cache.say_unavailable(LEADER_WORKER_SET, "closed", "refused")
+
+    def missing(namespace: str) -> dict[str, str]:
+        observed = cache.snapshot(Key(namespace, "chat"))
+        assert observed is not None
+        return dict(observed.unavailable)
+
+    assert (missing("closed"), missing("open")) == ({LEADER_WORKER_SET.kind: "refused"}, {})
+    assert cache.say_unavailable(LEADER_WORKER_SET, "closed", None)
+    assert missing("closed") == {}
+    cache.say_unavailable(LEADER_WORKER_SET, None, "not there")
+    assert missing("open") == {LEADER_WORKER_SET.kind: "not there"}
+
+
+def test_what_no_one_expected_ends_no_watch_and_is_said_once(caplog: pytest.LogCaptureFixture):
+    async def scenario() -> None:
+        server, told = Server(), Listener()
+        kind = following(server, told)
+        await kind.look()
+        for _ in range(3):
+            server.changes.put(("ADDED", {"metadata": {}}))
+        await until(lambda: len(told.lists) >= 4)
+        server.changes.put(("ADDED", named("b", "12")))
+        await until(lambda: told.events == [("ADDED", "b")])
+        assert kind.problems() == []
+        kind.end()
+
+    asyncio.run(scenario())
+    assert caplog.text.count("watch failed kind=leaderworkersets") == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_watch_whose_thread_has_died_is_seen_and_begun_anew():
+    class Fatal(BaseException):
+        pass
+
+    async def scenario() -> None:
+        server, told = Server(), Listener()
+        kind = following(server, told)
+        server.fatal = Fatal()
+        await kind.look()
+        await until(kind.problems)
+        assert kind.problems() == ["the watch of leaderworkersets in all namespaces has died"]
+        server.fatal = None
+        await kind.look()
+        assert kind.problems() == []
+        server.changes.put(("ADDED", named("again", "40")))
+        await until(lambda: told.events == [("ADDED", "again")])
+        kind.end()
 
     asyncio.run(scenario())
 

@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from dcp_operator import names
-from dcp_operator.kinds import CHILD_KINDS, DEPLOYMENT, GIVEN_ONCE, SCALER, SECRET, SERVICE, Ref
+from dcp_operator.kinds import CHILD_KINDS, DEPLOYMENT, GIVEN_ONCE, JOB, SCALER, SECRET, SERVICE, Ref
 from dcp_operator.observed import Observed
 from dcp_operator.plan import Apply, Delete, Scale, make_plan, settled, with_hash
 from dcp_operator.reasons import Reason
@@ -466,6 +466,41 @@ class TestAutoscaling:
             "dcp-operator",
             {"replicas": 3},
         )
+
+
+class TestModelJob:
+    model = {"uri": "hf://acme/tiny", "cache": {"claimName": "models"}}  # noqa: RUF012
+
+    def job(self, api: SimulatedApi) -> dict:
+        (body,) = [copy.deepcopy(body) for (kind, _), body in api.children().items() if kind == JOB.kind]
+        return body
+
+    def with_job(self) -> SimulatedApi:
+        body = spec()
+        api = api_with(model={**body["model"], **self.model})
+        carry_out(api, plan_of(api))
+        return api
+
+    def test_what_admission_made_of_a_jobs_pods_is_left_alone_because_nobody_can_change_it(self):
+        api = self.with_job()
+        body = self.job(api)
+        body["spec"]["template"]["spec"] |= {"nodeSelector": {"pool": "spot"}, "containers": []}
+        body["spec"]["backoffLimit"] = 0
+        api.put(body)
+        assert [action for action in plan_of(api).actions if action.ref.kind == JOB.kind] == []
+
+    def test_labels_and_owner_of_a_job_are_repaired_without_its_pods(self):
+        api = self.with_job()
+        body = self.job(api)
+        del body["metadata"]["labels"]["app.kubernetes.io/managed-by"]
+        api.put(body)
+        (action,) = [each for each in plan_of(api).actions if each.ref.kind == JOB.kind]
+        assert isinstance(action, Apply)
+        assert "spec" not in action.manifest
+        carry_out(api, plan_of(api))
+        after = self.job(api)
+        assert after["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "dcp-operator"
+        assert after["spec"] == body["spec"]
 
 
 def test_a_refused_object_has_no_revision_and_no_manifests_and_says_all_that_is_wrong():

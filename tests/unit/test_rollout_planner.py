@@ -128,6 +128,31 @@ class TestTurns:
         assert {name: counts.router for name, counts in found.replicas.items()} == {"a": 1, "b": 1}
 
 
+class TestUsersRouter:
+    """Old revisions that a router of the user's own serves, beside a target with routers of ours."""
+
+    def test_it_gets_no_router_of_ours_and_its_engines_go_on_counting(self):
+        old = revision("a", (4, 4), routers=0)
+        first = step(old, routers=2)
+        assert {name: counts.router for name, counts in first.replicas.items()} == {"a": 0, "b": 1}
+        assert engines(first) == {"a": (4, 4), "b": (1, 1)}
+        assert engines(step(old, revision("b", (1, 1)), routers=2)) == {"a": (3, 3), "b": (1, 1)}
+
+    def test_nor_while_it_is_paused_or_alone(self):
+        held = step(revision("a", (4, 4), routers=0), routers=1, paused=True)
+        assert {name: counts.router for name, counts in held.replicas.items()} == {"a": 0}
+
+    def test_it_goes_when_the_new_one_serves_all(self):
+        found = step(revision("a", (1, 1), routers=0), revision("b", (4, 4)))
+        assert list(found.retired) == ["a"]
+
+    def test_the_target_gets_its_routers_and_serves_behind_them_alone(self):
+        found = step(revision("b", (4, 4), routers=0), routers=2)
+        assert found.replicas["b"].router == 2
+        beside = step(revision("a", (4, 4)), revision("b", (4, 4), routers=0))
+        assert engines(beside)["a"] == (4, 4)
+
+
 class TestSeveral:
     def test_of_two_old_ones_the_newest_goes_first(self):
         found = step(revision("a", (4, 4)), revision("b", (1, 1)), target="c")

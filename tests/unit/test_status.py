@@ -261,6 +261,7 @@ def test_every_reason_why_something_is_not_well_is_explained_and_no_other(reques
     table = (request.config.rootpath / "docs/how-to/debug.md").read_text().split("## Reasons")[1].split("##")[0]
     explained = {word.strip() for line in table.splitlines()[4:] if line for word in line.split("|")[1].split(",")}
     well = {Reason.RULES_PASSED, Reason.PODS_READY, Reason.ROLLED_OUT, Reason.SERVING, Reason.VERIFIED}
+    well |= {Reason.OWN_ROUTER}
     assert explained == set(Reason) - well
 
 
@@ -271,16 +272,33 @@ def test_a_role_without_replicas_is_said_to_be_the_reason():
     assert "raise replicas" in said["Ready"]["message"]
 
 
-def test_no_router_is_as_it_should_be_where_the_user_brings_one():
-    decode = {**spec()["decode"], "parallelism": {"tensor": 2}}
-    observed = world(
-        ready=True, decode=decode, router={"replicas": 0}, kvConnector={"type": "mooncake-upstream", "protocol": "tcp"}
-    )
-    said = conditions(status_of(observed))
-    assert (said["RouterReady"]["status"], said["Ready"]["status"]) == ("True", "True")
-    assert "mooncake-upstream" in said["RouterReady"]["message"]
-    without = conditions(status_of(world(ready=True, router={"replicas": 0})))
-    assert without["RouterReady"]["reason"] == "ScaledToZero"
+UPSTREAM = {
+    "decode": {**spec()["decode"], "parallelism": {"tensor": 2}},
+    "kvConnector": {"type": "mooncake-upstream", "protocol": "tcp"},
+}
+
+
+@pytest.mark.parametrize("connector", [{}, UPSTREAM], ids=["bundled", "mooncake-upstream"])
+def test_without_routers_the_router_is_the_users_own_and_the_engines_decide(connector: dict):
+    observed = world(ready=True, router={"replicas": 0}, **connector)
+    status, said = status_of(observed), conditions(status_of(observed))
+    for kind in ("Ready", "Available", "RouterReady"):
+        assert said[kind]["status"] == "True", kind
+    assert said["RouterReady"]["reason"] == "OwnRouter"
+    assert "the router is your own" in said["RouterReady"]["message"]
+    assert "your own router" in said["Ready"]["message"]
+    assert status["currentRevision"] == revision(observed)
+    broken = conditions(status_of(world(ready=False, router={"replicas": 0}, **connector)))
+    assert {broken[kind]["status"] for kind in ("Ready", "Available")} == {"False"}
+    assert broken["RouterReady"]["status"] == "True"
+
+
+def test_routers_that_are_left_when_the_user_brings_one_are_told():
+    observed = world(ready=True, router={"replicas": 0})
+    left = pod("router", revision(observed), ready=True)
+    said = conditions(status_of(Observed(observed.body, observed.children, (*observed.pods, left))))
+    assert (said["RouterReady"]["status"], said["Ready"]["status"]) == ("False", "False")
+    assert "1 router pods" in said["Ready"]["message"]
 
 
 UNKNOWN_MODEL = {"uri": "hf://acme/tiny"}

@@ -380,7 +380,9 @@ class NetworkPolicy(ApiModel):
         max_length=64,
         description="Namespaces whose pods may talk to routers and engines by HTTP, for example that of Prometheus. "
         "Absent: routers take requests from everywhere, engines from the object and the operator only. Given: routers "
-        "take them from the object's own namespace, the operator and these namespaces only.",
+        "take them from the object's own namespace, the operator and these namespaces only. With router.replicas 0 the "
+        "object's own namespace and these reach the engines by HTTP and, with a Mooncake connector, the bootstrap "
+        "servers that a router of your own asks.",
     )
 
 

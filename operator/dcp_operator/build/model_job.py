@@ -41,14 +41,17 @@ _OF_MAIN: Final = ("env", "envFrom", "imagePullPolicy", "securityContext", "volu
 
 
 def build_model_job(context: Context) -> Manifest | None:
-    """Return the Job, or None where the model is not cached. Its name changes with everything that it does.
+    """Return the Job, or None where the model is not cached.
+
+    Its name changes with what is pulled, where to, and how its pods run; not with the program's text, or else each
+    release of the operator could end a pull that is under way, and begin one for every object that has its model.
 
     Raises TemplateError for a template of prefill that can't be merged.
     """
     if context.spec.model.cache is None:
         return None
-    template = _pod_template(context)
-    digest = names.digest(template)
+    template = _pod_template(context, program())
+    digest = names.digest(_pod_template(context, ""))
     job = {
         "backoffLimit": _BACKOFF_LIMIT,
         "completions": 1,
@@ -63,10 +66,10 @@ def build_model_job(context: Context) -> Manifest | None:
     }
 
 
-def _pod_template(context: Context) -> Manifest:
+def _pod_template(context: Context, text: str) -> Manifest:
     path = f"spec.{Role.PREFILL}.template"
     user = role_spec(context.spec, Role.PREFILL).template
-    result = merge(merge(_defaults(), _of_prefill(user, path), path), _owned(context, _python(user, path)), path)
+    result = merge(merge(_defaults(), _of_prefill(user, path), path), _owned(context, _python(user, path), text), path)
     containers = result["spec"]["containers"]
     containers[0] = readable(containers[0])
     return result
@@ -107,7 +110,7 @@ def _python(user: Mapping[str, Any], path: str) -> str:
     return "python3"
 
 
-def _owned(context: Context, python: str) -> Manifest:
+def _owned(context: Context, python: str, text: str) -> Manifest:
     model = context.spec.model
     cache_ = model.cache
     assert cache_ is not None, "called for a model with a cache only"
@@ -120,7 +123,7 @@ def _owned(context: Context, python: str) -> Manifest:
     main: Manifest = {
         "name": names.CONTAINER_MAIN,
         "image": role_spec(context.spec, Role.PREFILL).image or context.spec.image,
-        "command": [python, "-c", program()],
+        "command": [python, "-c", text],
         "env": [
             *({"name": name, "value": value} for name, value in stated.items() if value is not None),
             # A template may keep engines from asking the hub.

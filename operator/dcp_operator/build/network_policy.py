@@ -6,6 +6,11 @@
     engine   the operator                                   HTTP, and the connector's first port
     router   own namespace, namespaces named, the operator  HTTP and metrics, if namespaces are named; else everyone
 
+An object without routers has one of its user's own, whose labels nobody knows and which asks the bootstrap servers of
+both Mooncake connectors for engines' identities. So its engines are open as a router is, and there too:
+
+    engine   own namespace, namespaces named, the operator  HTTP, and a bootstrap server's port
+
 A cluster's network has to enforce them, and none can for pods on their node's network: these have the node's address,
 which no label selects. An object with such pods gets no policy for its engines, which would cut them off from each
 other.
@@ -14,6 +19,7 @@ other.
 from dcp_operator import names
 from dcp_operator.build.merge import part
 from dcp_operator.build.objects import Context, Manifest, metadata
+from dcp_operator.build.wiring import profile_of
 from dcp_operator.settings import Role, role_spec
 
 #: Label that Kubernetes gives every namespace: its name.
@@ -29,17 +35,21 @@ def build_engine_policy(context: Context) -> Manifest | None:
     spec = context.spec
     if not spec.network_policy.enabled or _on_host_network(context):
         return None
+    is_own_router = spec.router.replicas == 0
     callers = [
-        {"podSelector": {"matchLabels": names.selector(context.name, names.ROUTER)}},
+        {"podSelector": {} if is_own_router else {"matchLabels": names.selector(context.name, names.ROUTER)}},
         *_operator(context),
         *_namespaces(spec.network_policy.allowed_namespaces or []),
     ]
+    # NIXL's side channel speaks no HTTP: only engines have anything to ask there.
+    asks_bootstrap = is_own_router and profile_of(spec).ready_path is not None
+    on_bootstrap = callers if asks_bootstrap else _operator(context)
     rules: list[Manifest] = [
         {"from": [{"podSelector": _engines(context)}]},
         {"from": callers, "ports": _ports(names.PORT_NAME_HTTP)},
     ]
-    if _operator(context):
-        rules.append({"from": _operator(context), "ports": _ports(names.PORT_NAME_BOOTSTRAP)})
+    if on_bootstrap:
+        rules.append({"from": on_bootstrap, "ports": _ports(names.PORT_NAME_BOOTSTRAP)})
     return _policy(context, names.engine_policy(context.name), _engines(context), rules)
 
 

@@ -25,7 +25,7 @@ class Context:
     uid: str | None = None
     #: The control channel's key, base64; None leaves the Secret empty.
     kv_key: str | None = field(default=None, repr=False)
-    #: Engines that are asked for by role, for roles that are left to an autoscaler (`Observed.asked_replicas`).
+    #: Engines that are asked for by role, for roles that are left to an autoscaler (`dcp_operator.rollout.asked`).
     asked: dict[Role, int] = field(default_factory=dict[Role, int])
     #: Namespace that the operator runs in, which its pods connect from; None where it runs outside of the cluster.
     operator_namespace: str | None = None

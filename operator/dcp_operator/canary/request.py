@@ -52,6 +52,8 @@ def subject_of(observed: Observed, spec: Spec | None) -> Subject | None:
     """
     if spec is None or not spec.transfer_check.enabled or not PROFILES[spec.kv_connector.type].bundled:
         return None
+    if spec.router.replicas == 0:
+        return None
     ready = stored_condition(observed, "Ready")
     revision: str | None = observed.status.get("currentRevision")
     if ready.get("status") != "True" or ready.get("observedGeneration") != observed.generation or not revision:

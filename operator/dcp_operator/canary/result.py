@@ -65,6 +65,12 @@ def say(
         name = PROFILES[spec.kv_connector.type].words
         words = f"{name} has no counters that tell a transfer from a recomputed prompt"
         return Said("Unknown", Reason.NO_COUNTERS, words)
+    if spec is not None and spec.router.replicas == 0:
+        words = (
+            "spec.router.replicas is 0: a check asks through a router of the operator's making, and doesn't know the "
+            "way through yours; compare the engines' counters before and after a prompt of your own"
+        )
+        return Said("Unknown", Reason.NOT_CHECKED, words)
     if result is not None and serving in (None, result.subject.revision):
         return Said(result.said.status, result.said.reason, _of(result.subject.revision) + result.said.message)
     if inconclusive is not None and serving in (None, inconclusive[0].revision):

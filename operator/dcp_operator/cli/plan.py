@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from dcp_operator.api.quantities import QuantityError, parse_quantity
 from dcp_operator.catalogue import Catalogue, ModelFacts, builtin
@@ -14,6 +14,12 @@ from dcp_operator.cli.yaml_io import write_document
 from dcp_operator.kv_size import ELEMENT_BYTES, KvSize, bytes_per_token
 from dcp_operator.rules.geometry import context_choices, divisors, tensor_fits_heads
 from dcp_operator.settings import Role
+
+#: Stands above an object: what a plan can't know of the cluster.
+_ABOUT_TCP: Final = (
+    "# KV moves by TCP, which works everywhere. With RDMA it is faster: set kvConnector.protocol to rdma, and\n"
+    "# kvConnector.rdma.resourceName to what your nodes call their RDMA devices.\n"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +150,7 @@ def _chosen(asked: Asked, facts: ModelFacts, tables: dict[Role, list[Choice]], m
         asked.model, facts, sizes, asked.context, asked.block_size, asked.kv_cache_dtype, asked.image, models
     )
     notes = tuple(f"{finding}" for finding in (*report.violations, *report.warnings))
-    return Outcome(EXIT_ALLOWED if report.allowed else EXIT_REFUSED, write_document(body), notes)
+    return Outcome(EXIT_ALLOWED if report.allowed else EXIT_REFUSED, _ABOUT_TCP + write_document(body), notes)
 
 
 def _text(asked: Asked, facts: ModelFacts, tables: dict[Role, list[Choice]]) -> Iterator[str]:

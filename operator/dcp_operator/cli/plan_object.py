@@ -25,6 +25,8 @@ def planned_object(
     uri = model if "://" in model else f"hf://{model}"
     geometry = facts.geometry.model_dump(by_alias=True, exclude_none=True)
     spec: dict[str, Any] = {"model": {"uri": uri, "geometry": geometry}, "image": image}
+    # Works everywhere. How a cluster calls its RDMA devices can't be known here, and without them rdma does not start.
+    spec["kvConnector"] = {"protocol": "tcp"}
     for role, (tensor, decode_context) in sizes.items():
         stated: dict[str, Any] = {"replicas": 1, "parallelism": {"tensor": tensor}, "blockSize": block_size}
         if decode_context > 1:

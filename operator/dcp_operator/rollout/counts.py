@@ -7,6 +7,7 @@ from dcp_operator import names
 from dcp_operator.api.spec import Spec
 from dcp_operator.observed import Body, Observed, entries
 from dcp_operator.replicas import wanted
+from dcp_operator.rollout.asked import asked_replicas
 from dcp_operator.rollout.revisions import revisions
 from dcp_operator.rollout.shares import Pair, bounds_of
 from dcp_operator.rollout.situation import Engines, Revision, Situation
@@ -19,7 +20,7 @@ STALE_S: Final = 60.0
 
 def situation_of(observed: Observed, spec: Spec, target: str, now: str) -> Situation:
     """Return the numbers of an object. `now` is RFC 3339; without it nothing counts as away for long."""
-    engines = wanted(spec, observed.asked_replicas()).replicas
+    engines = wanted(spec, asked_replicas(observed, spec)).replicas
     return Situation(
         bounds=bounds_of(Pair(engines[Role.PREFILL], engines[Role.DECODE]), spec.rollout_strategy),
         routers=spec.router.replicas,

@@ -1,7 +1,8 @@
 """The next step of a rollout: pure, and from what is observed alone, so that no step needs to know of an earlier one.
 
 R_r are the engines wanted of role r, s_r and u_r how many may be above or missing (maxSurge, maxUnavailable). Every
-revision has a serving share: of its ready engines, in matched pairs, and zero without a ready router of its own.
+revision has a serving share: of its ready engines, in matched pairs, and zero without a ready router of its own, unless
+the router is the user's.
 
 The floor is F = min over r of (R_r - u_r) / R_r.
 
@@ -185,7 +186,12 @@ def _paused(situation: Situation) -> dict[str, Pair]:
 
 
 def _routers(situation: Situation, name: str, staying: dict[str, Pair]) -> int:
-    """Return the routers of a revision: as many of those wanted as its share of the engines, and at least one."""
+    """Return the routers of a revision: as many of those wanted as its share of the engines, and at least one.
+
+    None for an older revision that the user's own router serves: ours may not suit its connector.
+    """
+    if any(revision.name == name and situation.users_router(revision) for revision in situation.revisions):
+        return 0
     with_engines = [each for each, engines in staying.items() if engines != _EMPTY or each == situation.target]
     if situation.routers == 0 or with_engines == [name]:
         return situation.routers

@@ -4,9 +4,13 @@ Of a revision that goes, the routers go first and the engines only after them: a
 its engines.
 """
 
+from collections.abc import Mapping
+
 from dcp_operator import names
 from dcp_operator.observed import Body, Child, Observed, section
-from dcp_operator.workloads import is_ready, revision_serves, revision_states
+from dcp_operator.rollout.situation import is_users_router
+from dcp_operator.settings import Role
+from dcp_operator.workloads import ComponentState, is_ready, revision_states
 
 
 def revisions(observed: Observed) -> list[str]:
@@ -20,9 +24,23 @@ def revisions(observed: Observed) -> list[str]:
     return sorted(born, key=lambda revision: born[revision])
 
 
-def serving_revisions(observed: Observed) -> list[str]:
-    """Return the revisions that answer requests, oldest first."""
-    return [revision for revision in revisions(observed) if revision_serves(revision_states(observed, revision))]
+def serving_revisions(observed: Observed, routers: int | None, target: str | None) -> list[str]:
+    """Return the revisions that answer requests, oldest first.
+
+    `routers` is spec.router.replicas and `target` the spec's revision; None both where no spec is acted upon.
+    """
+
+    def serves(revision: str) -> bool:
+        states = revision_states(observed, revision)
+        return all(states[role].serves for role in Role) and is_routed(states, routers, is_target=revision == target)
+
+    return [revision for revision in revisions(observed) if serves(revision)]
+
+
+def is_routed(states: Mapping[str, ComponentState], routers: int | None, *, is_target: bool) -> bool:
+    """Whether requests reach a revision's engines: through a ready router of its own, or the user's."""
+    router = states[names.ROUTER]
+    return router.serves or is_users_router(routers, router.wanted if router.exists else None, is_target=is_target)
 
 
 def is_router(workload: Child) -> bool:

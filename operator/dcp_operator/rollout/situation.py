@@ -9,6 +9,16 @@ from dcp_operator.rollout.shares import NONE, Bounds, Pair, share_of
 from dcp_operator.settings import Role
 
 
+def is_users_router(stated: int | None, asked: int | None, *, is_target: bool) -> bool:
+    """Whether requests reach the engines of a revision through a router of the user's own, and none of ours is needed.
+
+    That is what spec.router.replicas 0 means (`stated`; None where no spec is acted upon). An older revision whose
+    router workload asks for none (`asked`; None without a workload) was made under such a spec, and stays so: no router
+    of ours may suit its connector.
+    """
+    return stated == 0 or (asked == 0 and not is_target)
+
+
 @dataclass(frozen=True, slots=True)
 class Engines:
     """Engines of one role of one revision."""
@@ -95,10 +105,13 @@ class Situation:
         return share_of(revision.ready, self.bounds.wanted)
 
     def serving(self, revision: Revision) -> Fraction:
-        """Return the share of requests that a revision can answer: nothing without a ready router of its own."""
-        return (
-            self.paired(revision) if self.routers == 0 or min(revision.ready_routers, revision.routers or 0) else NONE
-        )
+        """Return the share of requests that a revision can answer: nothing without the router that it needs."""
+        is_routed = self.users_router(revision) or min(revision.ready_routers, revision.routers or 0) > 0
+        return self.paired(revision) if is_routed else NONE
+
+    def users_router(self, revision: Revision) -> bool:
+        """Whether requests reach a revision's engines through a router of the user's own."""
+        return is_users_router(self.routers, revision.routers, is_target=revision.name == self.target)
 
     def can_serve(self, revision: Revision) -> bool:
         """Whether an old revision can answer requests some day: a workload of routers that is gone is not made again.

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field, replace
 from dcp_operator.api.spec import Spec
 from dcp_operator.observed import Observed
 from dcp_operator.reasons import Problem
+from dcp_operator.rollout.asked import missing_scaler
 from dcp_operator.rollout.counts import situation_of, stale_in_s
 from dcp_operator.rollout.planner import next_step
-from dcp_operator.rollout.situation import Counts, Situation, Step
+from dcp_operator.rollout.situation import Counts, Revision, Situation, Step
+from dcp_operator.rollout.unseen import has_pods_of_groups, unseen_workloads
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,8 @@ class RolloutState:
     step: Step
     #: Seconds after which the next step is another, though nothing happens; None where that can't be.
     look_again_s: float | None = field(default=None, compare=False)
+    #: Why workloads that the object has or wants can't be seen, None where all can.
+    unseen: Problem | None = None
 
     @property
     def waits_for(self) -> str | None:
@@ -32,7 +36,7 @@ class RolloutState:
 
     @property
     def is_paused(self) -> bool:
-        """Whether it is held: somebody asked for it, or the target waits for its model."""
+        """Whether it is held: by somebody, or its model or a role's scaler is missing, or workloads can't be seen."""
         return self.situation.is_paused
 
     @property
@@ -49,11 +53,26 @@ class RolloutState:
 def rollout_state(observed: Observed, spec: Spec, target: str, now: str, gate: Problem | None = None) -> RolloutState:
     """Return where the rollout of a revision is; `now` is RFC 3339.
 
-    While there is a `gate`, which the target waits for before it begins, what runs is held as in a pause.
+    While there is a `gate`, which the target waits for before it begins, what runs is held as in a pause. So it is
+    while a role's scaler is missing beside engines of an older revision, and while workloads can't be seen: the
+    revision that looks as if it didn't serve may be the one that does.
     """
     situation = situation_of(observed, spec, target, now)
-    if gate is None:
-        return RolloutState(situation, next_step(situation), stale_in_s(observed, target, now))
+    unseen = unseen_workloads(observed, spec)
+    is_blind = unseen is not None and (bool(situation.revisions) or has_pods_of_groups(observed))
+    why = unseen if is_blind else gate or missing_scaler(observed, spec, target)
+    if why is None:
+        return RolloutState(situation, next_step(situation), stale_in_s(observed, target, now), unseen)
     situation = replace(situation, is_paused=True)
     step = next_step(situation)
-    return RolloutState(situation, step if spec.paused else replace(step, waits_for=gate.message))
+    if is_blind and len(situation.revisions) > 1:
+        # Which of them serves most isn't known, so that none gets anything of another.
+        step = replace(step, replicas={each.name: _as_it_is(each, step) for each in situation.revisions})
+    words = step.waits_for if spec.paused else why.message
+    return RolloutState(situation, replace(step, waits_for=words), unseen=unseen)
+
+
+def _as_it_is(revision: Revision, step: Step) -> Counts:
+    """Return what a revision's workloads ask for; a router that it lacks isn't made as one that nobody asks for."""
+    routers = step.replicas[revision.name].router if revision.routers is None else revision.routers
+    return Counts(*revision.replicas, router=routers)
