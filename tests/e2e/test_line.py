@@ -24,6 +24,17 @@ INTERLEAVES = (32, 8, 1)
 #: tiny-mqa: 4 layers, one KV head of 32 values for K and 32 for V, float32.
 KV_BYTES_PER_TOKEN = 4 * (32 + 32) * 4
 AT_ONCE = 4
+#: What the operator makes for an object without engines.
+CHILDREN = {
+    "controllerrevision",
+    "deployment",
+    "networkpolicy",
+    "role",
+    "rolebinding",
+    "secret",
+    "service",
+    "serviceaccount",
+}
 
 
 def prompts_for(interleave: int) -> list[str]:
@@ -107,8 +118,12 @@ def test_swapped_shards_give_other_tokens(line: Line, plain: dict[str, Completio
 
 
 def _children(line: Line, name: str) -> set[str]:
-    kinds = "deployment,replicaset,pod,service,secret,serviceaccount,role,rolebinding"
+    kinds = ",".join([*CHILDREN, "replicaset", "pod"])
     return line.names(kinds, f"dcpdisagg.io/name={name}")
+
+
+def _kinds(children: set[str]) -> set[str]:
+    return {child.split("/")[0].split(".")[0] for child in children}
 
 
 def _until(condition: object, *, within_s: float) -> float:
@@ -126,10 +141,9 @@ def test_children_are_repaired_and_deletion_removes_all_of_them(line: Line) -> N
     manifest = example("line-small")
     manifest["spec"]["prefill"]["replicas"] = manifest["spec"]["decode"]["replicas"] = 0
     line.apply(manifest)
-    _until(lambda: {"service/line-small", "secret/line-small-kv"} <= _children(line, "line-small"), within_s=10)
+    _until(lambda: _kinds(_children(line, "line-small")) >= CHILDREN, within_s=10)
     before = {child for child in _children(line, "line-small") if not child.startswith(("pod/", "replicaset"))}
-    kinds = {child.split("/")[0].split(".")[0] for child in before}
-    assert kinds == {"deployment", "service", "secret", "serviceaccount", "role", "rolebinding"}
+    assert _kinds(before) == CHILDREN
     for child in sorted(before):
         uid = json.loads(line.kubectl("get", child, "-o", "json"))["metadata"]["uid"]
         line.kubectl("delete", child, "--wait=false")
