@@ -204,7 +204,7 @@ class OptionalKind:
         failure = repr(error)
         if failure != before:
             log.error(
-                "watch failed kind=%s namespace=%s error=%s: all is listed again, and again every %g s while it fails",
+                "watch failed kind=%s namespace=%s error=%s retry_s=%g: all is listed again until it works",
                 self._kind.plural,
                 namespace,
                 failure,
