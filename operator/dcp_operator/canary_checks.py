@@ -6,7 +6,6 @@ pods depends on it.
 """
 
 import asyncio
-import datetime
 import logging
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from dcp_operator.canary_http import Outcome
 from dcp_operator.metrics import canary_ended, canary_forgotten, canary_sent
 from dcp_operator.observed import Key, Observed
 from dcp_operator.reasons import Reason, Said
+from dcp_operator.times import seconds_between
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class TransferChecks:
         """Return a stored result's place on this clock. One from the future, by a clock that jumped, is from now."""
         if result is None:
             return None
-        at_s = self._clock() - max(0.0, _seconds_between(result.at, self._now()))
+        at_s = self._clock() - max(0.0, seconds_between(result.at, self._now()) or 0.0)
         return Last(result.subject, result.said.reason is Reason.VERIFIED, at_s)
 
     async def _run(self, key: Key, state: _State, request: Request) -> None:
@@ -172,12 +172,3 @@ class TransferChecks:
         same = state.attempts is not None and state.attempts.subject == subject
         failures = 1 + (state.attempts.failures if same and state.attempts else 0)
         state.attempts = Attempts(subject, failures, self._clock())
-
-
-def _seconds_between(earlier: str, later: str) -> float:
-    """Return the seconds between two times in RFC 3339; 0 where one of them is none."""
-    try:
-        difference = datetime.datetime.fromisoformat(later) - datetime.datetime.fromisoformat(earlier)
-    except (TypeError, ValueError):
-        return 0.0
-    return difference.total_seconds()

@@ -15,7 +15,6 @@ is done again, and not counted again, if the deletion fails.
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from typing import Any, Final, cast
 
 from dcp_operator import names
@@ -24,8 +23,8 @@ from dcp_operator.groups import NOT_TOGETHER, group_of, group_size, workers_of
 from dcp_operator.kinds import LEADER_WORKER_SET
 from dcp_operator.observed import Body, Child, Observed, entries, section
 from dcp_operator.settings import Role, role_spec
+from dcp_operator.times import parsed, seconds_between
 
-_TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
 #: More than this doubles nothing any more.
 _MAX_DOUBLINGS: Final = 20
 
@@ -109,7 +108,7 @@ def decide(leaders: Iterable[Body], record: Record, backoff: RestartBackoff, now
         before = record.get(group.number, Noted())
         noted = _looked_at(leader, before, backoff, now)
         if noted.leader == leader["metadata"]["uid"]:
-            left_s = pause_s(noted.times, backoff) - seconds_between(noted.since, now) if noted.since else 0.0
+            left_s = pause_s(noted.times, backoff) - _since_s(noted.since, now) if noted.since else 0.0
             if left_s > 0:
                 waits.append(left_s)
             else:
@@ -124,7 +123,7 @@ def decide(leaders: Iterable[Body], record: Record, backoff: RestartBackoff, now
 def _looked_at(leader: Body, noted: Noted, backoff: RestartBackoff, now: str) -> Noted:
     """Return what is known of a group after a look at it."""
     uid = leader["metadata"]["uid"]
-    if noted.since and seconds_between(noted.since, now) < 0:
+    if noted.since and _since_s(noted.since, now) < 0:
         # The clock was set back; a pause must not last until it is that late again.
         noted = replace(noted, since=now)
     why = None if noted.leader == uid else failure(leader)
@@ -144,7 +143,7 @@ def _updated(record: Record, news: Record, backoff: RestartBackoff, now: str) ->
 
 def _has_lasted(noted: Noted, backoff: RestartBackoff, now: str) -> bool:
     """Whether a group that was made anew has been well for so long that its earlier failures no longer count."""
-    return not noted.since and seconds_between(noted.last, now) > 2 * backoff.max_delay_seconds
+    return not noted.since and _since_s(noted.last, now) > 2 * backoff.max_delay_seconds
 
 
 def pause_s(times: int, backoff: RestartBackoff) -> float:
@@ -216,17 +215,10 @@ def _is_sound(fields: Any) -> bool:
     texts = (noted.last, noted.leader, noted.since, noted.why)
     if not isinstance(cast("Any", noted.times), int) or not all(isinstance(cast("Any", text), str) for text in texts):
         return False
-    return all(not text or _parsed(text) is not None for text in (noted.last, noted.since))
+    return all(not text or parsed(text) is not None for text in (noted.last, noted.since))
 
 
-def seconds_between(earlier: str, later: str) -> float:
-    """Return the seconds between two times (RFC 3339), without an end where the earlier one is not known."""
-    begin, end = _parsed(earlier), _parsed(later)
-    return (end - begin).total_seconds() if begin is not None and end is not None else float("inf")
-
-
-def _parsed(text: str) -> datetime | None:
-    try:
-        return datetime.strptime(text, _TIME).replace(tzinfo=UTC)
-    except ValueError:
-        return None
+def _since_s(earlier: str, now: str) -> float:
+    """Return the seconds since a time that was noted, without an end where that is not known."""
+    seconds = seconds_between(earlier, now)
+    return float("inf") if seconds is None else seconds

@@ -1,6 +1,5 @@
 """From what is observed to the numbers that a rollout is computed from."""
 
-from datetime import datetime
 from typing import Final
 
 from dcp_operator import names
@@ -12,6 +11,7 @@ from dcp_operator.rollout.revisions import revisions
 from dcp_operator.rollout.shares import Pair, bounds_of
 from dcp_operator.rollout.situation import Engines, Revision, Situation
 from dcp_operator.settings import Role
+from dcp_operator.times import seconds_between
 from dcp_operator.workloads import ComponentState, component_state, is_ready, pods_of
 
 #: How long an engine may be not ready before an old revision does without it, in seconds.
@@ -74,9 +74,7 @@ def _away_s(pod: Body, now: str) -> float | None:
         ),
         pod["metadata"].get("creationTimestamp", ""),
     )
-    if not since or not now:
-        return None
-    return (datetime.fromisoformat(now) - datetime.fromisoformat(since)).total_seconds()
+    return seconds_between(since, now)
 
 
 def _is_unschedulable(pod: Body) -> bool:
