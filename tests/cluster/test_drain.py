@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,37 +9,17 @@ import pytest
 
 from dcp_operator.build.stopping import SETTLE_S
 from dcp_operator.load import COST
-from tests.support.cluster import Cluster, cluster
+from tests.support.cluster import Cluster
 from tests.support.operator_process import (
     Process,
     apply_as_user,
     conditions,
-    controller,
     stand_in,
     wait_for,
-    without_release,
 )
 from tests.support.stand_ins import call, complete, metrics, tell
 
 READY_S = 90.0
-
-
-@pytest.fixture(scope="module")
-def real() -> Iterator[Cluster]:
-    with without_release(cluster()) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def namespace(real: Cluster) -> Iterator[str]:
-    with real.namespace("drain") as name:
-        yield name
-
-
-@pytest.fixture(scope="module")
-def operator(real: Cluster, namespace: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    with controller(real, tmp_path_factory.mktemp("controller"), namespace) as process:
-        yield process
 
 
 @pytest.fixture(scope="module")

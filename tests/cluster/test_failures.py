@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import Cluster, cluster
+from tests.support.cluster import Cluster
 from tests.support.operator_process import (
     Process,
     apply_as_user,
@@ -18,7 +18,6 @@ from tests.support.operator_process import (
     free_port,
     stand_in,
     wait_for,
-    without_release,
 )
 from tests.support.stand_ins import tell
 
@@ -69,18 +68,6 @@ OBJECTS: dict[str, tuple[dict[str, Any], str, list[str]]] = {
     ),
     "mute": ({}, "ProbeFailed", ["readiness probe fails"]),
 }
-
-
-@pytest.fixture(scope="module")
-def real() -> Iterator[Cluster]:
-    with without_release(cluster()) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def namespace(real: Cluster) -> Iterator[str]:
-    with real.namespace("failures") as name:
-        yield name
 
 
 @pytest.fixture(scope="module")

@@ -13,16 +13,14 @@ from typing import Any
 import pytest
 
 from dcp_operator.names import ANNOTATION_GROUP_RESTARTS
-from tests.support.cluster import Cluster, cluster
+from tests.support.cluster import Cluster
 from tests.support.leader_worker_sets import leader_worker_sets
 from tests.support.operator_process import (
     Process,
     apply_as_user,
     conditions,
-    controller,
     stand_in,
     wait_for,
-    without_release,
 )
 
 # The first run builds LeaderWorkerSet's controller.
@@ -59,24 +57,6 @@ def wanted(tmp_path_factory: pytest.TempPathFactory) -> Wanted:
     # Pods are other users.
     meet.chmod(0o777)
     return Wanted(meet)
-
-
-@pytest.fixture(scope="module")
-def real() -> Iterator[Cluster]:
-    with without_release(cluster()) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def namespace(real: Cluster) -> Iterator[str]:
-    with real.namespace("groups") as name:
-        yield name
-
-
-@pytest.fixture(scope="module")
-def operator(real: Cluster, namespace: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    with controller(real, tmp_path_factory.mktemp("controller"), namespace) as process:
-        yield process
 
 
 @pytest.fixture(scope="module")

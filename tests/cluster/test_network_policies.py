@@ -16,10 +16,10 @@ from dcp_operator.build.network_policy import build_engine_policy, build_router_
 from dcp_operator.settings import Role
 from devcluster.paths import this_cache
 from devcluster.policies import enforced
-from tests.support.cluster import Cluster, cluster
+from tests.support.cluster import Cluster
 from tests.support.network_policies import End, allows
 from tests.support.objects import spec
-from tests.support.operator_process import IMAGE, wait_for, without_release
+from tests.support.operator_process import IMAGE, wait_for
 
 PORTS = {"http": 8000, "kv-bootstrap": 8998, "metrics": 29000, "random": 15123}
 #: Listens on all ports that are given, and takes every connection.
@@ -46,12 +46,6 @@ def takes(where):
 with concurrent.futures.ThreadPoolExecutor(64) as pool:
     print(*[where for where, taken in zip(sys.argv[1:], pool.map(takes, sys.argv[1:])) if taken])
 """
-
-
-@pytest.fixture(scope="module")
-def real() -> Iterator[Cluster]:
-    with without_release(cluster()) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

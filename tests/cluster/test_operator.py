@@ -5,7 +5,6 @@ import copy
 import json
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ import yaml
 from dcp_operator.api.load import load_spec
 from dcp_operator.build import render
 from dcp_operator.kinds import CHILD_KINDS
-from tests.support.cluster import Cluster, cluster
+from tests.support.cluster import Cluster
 from tests.support.operator_process import (
     IMAGE,
     Process,
@@ -23,7 +22,6 @@ from tests.support.operator_process import (
     controller,
     stand_in,
     wait_for,
-    without_release,
 )
 from tests.support.stand_ins import served, tell
 
@@ -32,24 +30,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 KINDS = ",".join(kind.plural for kind in CHILD_KINDS)
 READY_S = 60.0
 REPAIR_S = 5.0
-
-
-@pytest.fixture(scope="module")
-def real() -> Iterator[Cluster]:
-    with without_release(cluster()) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def namespace(real: Cluster) -> Iterator[str]:
-    with real.namespace("operator") as name:
-        yield name
-
-
-@pytest.fixture(scope="module")
-def operator(real: Cluster, namespace: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    with controller(real, tmp_path_factory.mktemp("controller"), namespace) as process:
-        yield process
 
 
 @pytest.fixture(scope="module")

@@ -7,26 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster, cluster
+from tests.support.cluster import Cluster
 from tests.support.operator_process import (
     apply_as_user,
     conditions,
     controller,
     stand_in,
     wait_for,
-    without_release,
 )
 from tests.support.stand_in_hub import COUNT, FAIL, MODULE
 from tests.support.stand_ins import Served, complete
 
 READY_S = 90.0
 HUB = "/stand-in-hub"
-
-
-@pytest.fixture(scope="module")
-def real() -> Iterator[Cluster]:
-    with without_release(cluster()) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -11,16 +11,14 @@ import pytest
 from dcp_operator.client import Api
 from dcp_operator.kinds import DEPLOYMENT
 from devcluster.paths import this_cache
-from tests.support.cluster import Cluster, cluster
+from tests.support.cluster import Cluster
 from tests.support.cluster_watch import ApiServer
 from tests.support.operator_process import (
     Process,
     apply_as_user,
     conditions,
-    controller,
     stand_in,
     wait_for,
-    without_release,
 )
 from tests.support.rollout_watch import ENGINES, Witness
 from tests.support.stand_ins import complete
@@ -30,26 +28,8 @@ WANTED = (3, 2)
 
 
 @pytest.fixture(scope="module")
-def real() -> Iterator[Cluster]:
-    with without_release(cluster()) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
 def api(real: Cluster) -> ApiServer:
     return ApiServer(this_cache().cluster)
-
-
-@pytest.fixture(scope="module")
-def namespace(real: Cluster) -> Iterator[str]:
-    with real.namespace("rollout") as name:
-        yield name
-
-
-@pytest.fixture(scope="module")
-def operator(real: Cluster, namespace: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    with controller(real, tmp_path_factory.mktemp("controller"), namespace) as process:
-        yield process
 
 
 def made_with(seed: int, told: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -6,41 +6,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.cluster import Cluster, cluster
+from tests.support.cluster import Cluster
 from tests.support.operator_process import (
     Process,
     Webhook,
     apply_as_user,
     conditions,
-    controller,
     stand_in,
     wait_for,
     webhook,
-    without_release,
 )
 
 SCALED = {"replicas": None, "scaling": {"minReplicas": 1, "maxReplicas": 3}}
 REACTION_S = 20.0
 READY_S = 60.0
 SCALER = "dcpdisaggrolescalers"
-
-
-@pytest.fixture(scope="module")
-def real() -> Iterator[Cluster]:
-    with without_release(cluster()) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def namespace(real: Cluster) -> Iterator[str]:
-    with real.namespace("scaling") as name:
-        yield name
-
-
-@pytest.fixture(scope="module")
-def operator(real: Cluster, namespace: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    with controller(real, tmp_path_factory.mktemp("controller"), namespace) as process:
-        yield process
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from urllib.error import HTTPError
 
 import pytest
 
-from tests.support.cluster import Cluster, cluster
+from tests.support.cluster import Cluster
 from tests.support.operator_process import (
     STAND_IN,
     Process,
@@ -22,7 +22,6 @@ from tests.support.operator_process import (
     free_port,
     stand_in,
     wait_for,
-    without_release,
 )
 from tests.support.stand_ins import complete, metrics, tell
 
@@ -55,18 +54,6 @@ OBJECTS: dict[str, tuple[dict[str, Any], str, str, str]] = {
         "spec.transferCheck.enabled is false",
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def real() -> Iterator[Cluster]:
-    with without_release(cluster()) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def namespace(real: Cluster) -> Iterator[str]:
-    with real.namespace("transfer") as name:
-        yield name
 
 
 @pytest.fixture(scope="module")
