@@ -41,22 +41,26 @@ def boot_id() -> str:
     return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
-def parse_stat(stat: str) -> tuple[str, int]:
-    """State letter and start time in clock ticks from the text of /proc/PID/stat.
+def parse_stat(stat: str) -> tuple[str, int, int]:
+    """State letter, number of threads and start time in clock ticks from the text of /proc/PID/stat.
 
     The program's name stands in parentheses and may itself hold some, so fields count from the last one.
     """
     fields = stat[stat.rindex(")") + 1 :].split()
-    return fields[0], int(fields[19])
+    return fields[0], int(fields[17]), int(fields[19])
 
 
 def start_ticks(pid: int) -> int | None:
-    """The start time of a living process in clock ticks since boot; None for no process and for a zombie."""
+    """The start time of a living process in clock ticks since boot; None for no process and for a zombie.
+
+    The state is that of the first thread, which a signal may end before the others. The last thread closes the
+    process's files, so until then its ports are taken.
+    """
     try:
-        state, ticks = parse_stat((_PROC / str(pid) / "stat").read_text())
+        state, num_threads, ticks = parse_stat((_PROC / str(pid) / "stat").read_text())
     except (OSError, ValueError, IndexError):
         return None
-    return None if state in "ZX" else ticks
+    return None if state == "X" or (state == "Z" and num_threads < 2) else ticks
 
 
 def command_line(pid: int) -> list[str]:

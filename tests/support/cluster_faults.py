@@ -9,6 +9,7 @@ from devcluster import api, processes
 from devcluster.components import APISERVER
 from devcluster.paths import this_cache
 from devcluster.settings import APISERVER as APISERVER_PORT
+from devcluster.shell import last_words
 from tests.support.operator_process import wait_for
 
 #: What was started here outlives the tests, and is held so that nobody complains of it meanwhile.
@@ -23,6 +24,12 @@ def kill_api_server(down_s: float = 0.0) -> None:
     wait_for("the API server is gone", lambda: not processes.is_alive(record), 10, every_s=0.05)
     time.sleep(down_s)
     log_file = paths.logs / f"{APISERVER}.log"
-    _STARTED.append(processes.start(APISERVER, record.argv, record.digest, log_file, paths.records, {}))
+    server = processes.start(APISERVER, record.argv, record.digest, log_file, paths.records, {})
+    _STARTED.append(server)
     health = f"https://{APISERVER_PORT.address}:{APISERVER_PORT.number}/readyz"
-    wait_for("the API server answers", lambda: api.answers(paths, health), 60)
+
+    def answers() -> bool:
+        assert server.poll() is None, f"the API server has ended: {last_words(log_file.read_text(errors='replace'))}"
+        return api.answers(paths, health)
+
+    wait_for("the API server answers", answers, 60)

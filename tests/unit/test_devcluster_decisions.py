@@ -1,5 +1,8 @@
 """What the local cluster decides before it acts: whose cluster it is, what is built again, what is refused."""
 
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from devcluster.owner import Owner, Verdict, judge, load_owner, running_elsewher
 from devcluster.paths import ClusterPaths, find_cache
 from devcluster.processes import ProcessRecord, boot_id, is_alive, load_records, parse_stat, start_ticks
 from devcluster.settings import BASE_IMAGE, PORTS, Port
+from tests.support.operator_process import wait_for
 
 OWNER = Owner("/home/one", "2026-11-30 11:57:03 +0000", "boot-1")
 ALIVE = {"etcd": True, "kubelet": False}
@@ -86,7 +90,34 @@ def test_a_pid_given_to_another_program_is_not_ours() -> None:
 
 def test_the_start_time_is_found_behind_a_name_with_parentheses_and_blanks() -> None:
     fields = " ".join(str(number) for number in range(4, 53))
-    assert parse_stat(f"42 (a) b (c) S {fields}") == ("S", 22)
+    assert parse_stat(f"42 (a) b (c) S {fields}") == ("S", 20, 22)
+
+
+def test_a_process_whose_first_thread_has_ended_lives_while_another_holds_its_port() -> None:
+    # As an API server that was killed: its first thread is a zombie at once, the port stays taken for as long as the
+    # last thread needs, and one that is started meanwhile ends with "address already in use".
+    script = """if True:
+        import ctypes, socket, sys, threading
+        port = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=sys.stdin.read).start()
+        print(port.getsockname()[1], flush=True)
+        ctypes.CDLL(None).syscall({"x86_64": 60}.get(__import__("os").uname().machine, 93), 0)
+    """
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            port = int(process.stdout.readline())
+            wait_for("its first thread has ended", lambda: parse_stat(_stat(process.pid))[0] == "Z", 10, every_s=0.01)
+            socket.create_connection(("127.0.0.1", port)).close()
+            assert start_ticks(process.pid) is not None
+        finally:
+            process.kill()
+        wait_for("all of it has ended", lambda: start_ticks(process.pid) is None, 10, every_s=0.001)
+        socket.create_server(("127.0.0.1", port)).close()
+
+
+def _stat(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text()
 
 
 @pytest.mark.parametrize("changed", range(4))
