@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from dcp_operator import names
 from dcp_operator.api.base import API_VERSION, KIND
@@ -27,15 +27,24 @@ from dcp_operator.kinds import (
     lasting,
 )
 from dcp_operator.load import candidates, cost_patches, load_of
-from dcp_operator.observed import Body, Child, Key, Observed, Settled, essence, section
-from dcp_operator.plan import Action, Apply, Delete, Plan, Scale, name_taken, settled
+from dcp_operator.observed import Body, Child, Key, Observed, Settled, essence, section, stored_key
+from dcp_operator.plan import Action, Apply, Delete, Plan, Scale, name_taken, settled, with_hash
 from dcp_operator.reasons import Problem, Reason
 from dcp_operator.status import said_by_others
 
 log = logging.getLogger(__name__)
 
-#: What has to be there before an object's first pods.
-_BEFORE_PODS = frozenset({SECRET.kind, SERVICE_ACCOUNT.kind, NETWORK_POLICY.kind})
+#: In so many seconds Kubernetes has made the pods of new workloads, if it has no more to do than that.
+PODS_FIRST_S: Final = 0.05
+#: New children are made in stages, those of a stage at once and in their order. The first is what pods need and the
+#: pods themselves: who may connect is settled before a node can have started one, and Kubernetes waits with a pod whose
+#: account or Secret is not there yet. Who gives a Role away must have its rights, which the API server reads in the
+#: Role.
+_FIRST, _LATER, _LAST = range(3)
+_STAGES: Final = {
+    **dict.fromkeys((NETWORK_POLICY.kind, SECRET.kind, SERVICE_ACCOUNT.kind, *WORKLOAD_KINDS), _FIRST),
+    ROLE_BINDING.kind: _LAST,
+}
 
 
 class Writes(EventWrites, Protocol):
@@ -53,8 +62,12 @@ class Writes(EventWrites, Protocol):
         """Take fields out of a status; return the object as it is then."""
         ...
 
+    def make(self, kind: Kind, namespace: str, manifest: Body) -> Body:
+        """Apply a manifest of an object that does not exist; return it. Raises ApiError 409 where the name is taken."""
+        ...
+
     def create(self, kind: Kind, namespace: str, manifest: Body) -> Body:
-        """Make an object that does not exist; return it."""
+        """Make an object that `apply` leaves alone; return it. Raises ApiError 409 where the name is taken."""
         ...
 
     def scale(self, kind: Kind, namespace: str, name: str, uid: str, replicas: int) -> str | None:
@@ -83,16 +96,20 @@ Run = Callable[..., Awaitable[Any]]
 #: Reads pages of pods by their URLs, in their order; the empty text stands for one that can't be had.
 Pages = Callable[[Sequence[str]], Awaitable[list[str]]]
 
+#: Leaves the API server to others for so many seconds.
+GiveWay = Callable[[float], Awaitable[None]]
+
 
 class Applier:
     """Carries out decisions. Blocking calls go through `run`, the cache is touched by the caller's thread only."""
 
-    def __init__(self, api: Writes, memory: Memory, run: Run, pages: Pages) -> None:
+    def __init__(self, api: Writes, memory: Memory, run: Run, pages: Pages, give_way: GiveWay = asyncio.sleep) -> None:
         self._api = api
         self._memory = memory
         self._run = run
         self._recorder = Recorder(api, run)
         self._pages = pages
+        self._give_way = give_way
 
     async def execute(self, plan: Plan, observed: Observed) -> list[Problem]:
         """Carry out a plan in its order; return what could not be done.
@@ -107,6 +124,8 @@ class Applier:
             problems += [problem for problem in found if problem is not None]
             if any(problem is not None and problem.reason is Reason.API_UNAVAILABLE for problem in found):
                 break
+            if _makes_pods(batch):
+                await self._give_way(PODS_FIRST_S)
         return problems
 
     async def _attempt(self, action: Action, observed: Observed) -> Problem | None:
@@ -149,21 +168,6 @@ class Applier:
                 if error.status in (0, 429) or error.status >= 500:
                     # Nor is an API server that has no time for it: each of many pods would wait for its time-out.
                     break
-
-    async def find_key(self, observed: Observed) -> Problem | None:
-        """Look for the control channel's key where no watch shows it: in an own Secret that lost its label.
-
-        A new key would be refused by the engines that run. Return why that could not be looked up.
-        """
-        ref = Ref(SECRET.kind, names.key_secret(observed.key.name))
-        try:
-            found = await self._run(self._api.get, SECRET, observed.key.namespace, ref.name)
-        except ApiError as error:
-            log.warning("key not looked up object=%s error=%s", observed.key, error)
-            return problem_of(error, f"read {ref}")
-        if found is not None and Child(found).belongs_to(observed.uid):
-            self._memory.store(found)
-        return None
 
     async def write_status(self, observed: Observed, status: Body) -> Problem | None:
         """Write the status of exactly this object, not of a later one with its name."""
@@ -242,26 +246,49 @@ class Applier:
             return None
         manifest, write = action.manifest, self._api.apply
         if action.is_new:
-            # Applying would take over whatever has this name, so look first. It may be ours and not seen yet.
-            found = await self._run(self._api.get, kind, namespace, action.ref.name)
-            if found is not None:
-                before = Child(found)
-                if not before.belongs_to(observed.uid):
-                    return name_taken(before, observed)
-                if before.is_deleting:
-                    return None
-                manifest = lasting(manifest)
-                if first_difference(manifest, found) is None:
-                    self._memory.store(found)
-                    return None
-            elif action.ref.kind in GIVEN_ONCE:
-                write = self._api.create
+            found = await self._make(kind, namespace, action)
+            if found is None:
+                log.info("applied object=%s child=%s why=%s", observed.key, action.ref, action.why)
+                return None
+            before = Child(found)
+            if not before.belongs_to(observed.uid):
+                return name_taken(before, observed)
+            if before.is_deleting:
+                return None
+            # Ours and not seen yet, or without its label, by which it would be seen.
+            manifest = _with_the_key_of(found, lasting(manifest))
+            if first_difference(manifest, found) is None:
+                self._memory.store(found)
+                return None
         body = await self._run(write, kind, namespace, manifest)
         self._memory.store(body)
         if before is not None and essence(before.body) == essence(body):
             self._memory.settle(observed.key, action.ref, settled(action.manifest, body))
         log.info("applied object=%s child=%s why=%s", observed.key, action.ref, action.why)
         return None
+
+    async def _make(self, kind: Kind, namespace: str, action: Apply) -> Body | None:
+        """Make an object that was not seen; return what has its name already, None if it was made."""
+        make = self._api.create if action.ref.kind in GIVEN_ONCE else self._api.make
+        try:
+            self._memory.store(await self._run(make, kind, namespace, action.manifest))
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            found = await self._run(self._api.get, kind, namespace, action.ref.name)
+            if found is None:
+                raise
+            return found
+        return None
+
+
+def _with_the_key_of(found: Body, manifest: Body) -> Body:
+    """Return the manifest of a Secret with the control channel's key that is in use; any other as it is.
+
+    A new key would be refused by the engines that run.
+    """
+    key = stored_key(found) if found["kind"] == SECRET.kind else None
+    return manifest if key is None else with_hash({**manifest, "data": {names.SECRET_KEY: key}})
 
 
 def problem_of(error: ApiError, what: str) -> Problem:
@@ -282,25 +309,26 @@ def problem_of(error: ApiError, what: str) -> Problem:
 def _batches(actions: Iterable[Action]) -> Iterable[list[Action]]:
     """Return actions in their order, those together that need not wait for one another.
 
-    Of what is new, pods wait for what they refer to and for who may connect to them, and nothing else comes before
-    them: while a hundred objects are made at once, that is what their users wait for.
+    Of what is new, pods come before what they don't need: while a hundred objects are made at once, they are what users
+    wait for.
     """
 
     def is_new(action: Action) -> bool:
         return isinstance(action, Apply) and action.is_new
 
     def stage(action: Action) -> int:
-        kind = action.ref.kind
-        if kind in _BEFORE_PODS:
-            return 0
-        # Who gives a Role away must have its rights, and the API server reads them in the Role.
-        return 1 if kind in WORKLOAD_KINDS else 3 if kind == ROLE_BINDING.kind else 2
+        return _STAGES.get(action.ref.kind, _LATER)
 
     for new, run in itertools.groupby(actions, is_new):
         if new:
             yield from (list(batch) for _, batch in itertools.groupby(sorted(run, key=stage), stage))
         else:
             yield from ([action] for action in run)
+
+
+def _makes_pods(actions: Iterable[Action]) -> bool:
+    """Whether a new workload is among actions."""
+    return any(isinstance(each, Apply) and each.is_new and each.ref.kind in WORKLOAD_KINDS for each in actions)
 
 
 def _replicas(action: Action) -> int | None:

@@ -30,6 +30,9 @@ _APPLY: Final = "application/apply-patch+yaml"
 _JSON: Final = "application/json"
 _MERGE: Final = "application/merge-patch+json"
 _PAGE: Final = 500
+#: The version of no object: etcd counts from 1, and its first write is number 2. Applying a manifest that states it is
+#: refused with 409 by whatever has the name, and makes the object where nothing has it.
+_NO_VERSION: Final = "1"
 #: An API server that has too much to do says when to come again. So often that is done within one call, and so long a
 #: pause at most, in seconds; after that the call has failed, and whoever made it tries again in its own time.
 _COME_AGAIN: Final = 5
@@ -39,6 +42,9 @@ _RETRIES: Final = urllib3.Retry(total=None, connect=2, read=0, redirect=0, statu
 #: How long one watch lasts, in seconds, and how much of it is read at once.
 _WATCH_S: Final = 270
 _CHUNK_BYTES: Final = 65536
+
+#: What a watch says of no object: its version is that up to which everything has been told.
+BOOKMARK: Final = "BOOKMARK"
 
 
 class ApiError(Exception):
@@ -54,8 +60,8 @@ class ApiError(Exception):
 class Api:
     """A pool of connections to the API server. Calls block; they are safe from several threads.
 
-    `keep` returns what is wanted of an object in a list: of thousands of objects all of it is held for no longer than
-    a page.
+    `keep` returns what is wanted of an object in a list or a watch: of thousands of objects all of it is held for no
+    longer than a page. It is called in the thread of the call.
     """
 
     def __init__(
@@ -105,16 +111,24 @@ class Api:
         query = {"fieldManager": names.FIELD_MANAGER, "force": "true"}
         return self._call("PATCH", path, query, manifest, _APPLY)
 
+    def make(self, kind: Kind, namespace: str, manifest: Body) -> Body:
+        """Apply a manifest of an object that does not exist. Raises ApiError 409 where the name is taken."""
+        return self._make(kind, namespace, manifest, names.FIELD_MANAGER)
+
     def create(self, kind: Kind, namespace: str, manifest: Body) -> Body:
         """Make an object. What it states is not what `apply` owns. Raises ApiError 409 where the name is taken.
 
         A ControllerRevision is applied too, by another manager: the API server lets nobody change a byte of its data,
         and writes them in its own way (order, spaces, numbers) as soon as anything of the object is applied.
         """
-        query = {"fieldManager": names.FIELD_MANAGER_ONCE}
         if kind is CONTROLLER_REVISION:
-            return self._call("PATCH", kind.path(namespace, manifest["metadata"]["name"]), query, manifest, _APPLY)
-        return self._call("POST", kind.path(namespace), query, manifest)
+            return self._make(kind, namespace, manifest, names.FIELD_MANAGER_ONCE)
+        return self._call("POST", kind.path(namespace), {"fieldManager": names.FIELD_MANAGER_ONCE}, manifest)
+
+    def _make(self, kind: Kind, namespace: str, manifest: Body, manager: str) -> Body:
+        metadata = {**manifest["metadata"], "resourceVersion": _NO_VERSION}
+        path = kind.path(namespace, metadata["name"])
+        return self._call("PATCH", path, {"fieldManager": manager}, {**manifest, "metadata": metadata}, _APPLY)
 
     def merge(self, kind: Kind, namespace: str, name: str, patch: Body, manager: str) -> Body:
         """Merge a patch (RFC 7386) into an object, in the name of a field manager; return the object as it is then."""
@@ -161,11 +175,12 @@ class Api:
     def watch(self, kind: Kind, namespace: str | None, label_selector: str, version: str) -> Iterator[tuple[str, Body]]:
         """Yield what changes after a resource version, and how: ADDED, MODIFIED or DELETED.
 
-        Ends when the API server ends it, after some minutes. Raises ApiError, with status 410 for a version that is
-        too old to go on from.
+        Now and then a BOOKMARK comes, with no more than a version, so that a watch where nothing happens can go on from
+        a young one. Ends when the API server ends it, after some minutes. Raises ApiError, with status 410 for a
+        version that is too old to go on from.
         """
         query = {"watch": "true", "labelSelector": label_selector, "resourceVersion": version}
-        query["timeoutSeconds"] = str(_WATCH_S)
+        query |= {"timeoutSeconds": str(_WATCH_S), "allowWatchBookmarks": "true"}
         response = self._open("GET", kind.path(namespace), query, timeout_s=(_TIMEOUT_S[0], _WATCH_S + 30))
         try:
             for line in _lines(response):
@@ -173,7 +188,7 @@ class Api:
                 body = cast("Body", event.get("object") or {})
                 if event.get("type") == "ERROR":
                     raise _error_of(int(body.get("code") or 0), "", body)
-                yield str(event.get("type")), body
+                yield str(event.get("type")), self._keep(body)
         except urllib3.exceptions.HTTPError as error:
             raise ApiError(0, "Unreachable", f"the watch of {kind.plural} was cut: {error}") from error
         finally:

@@ -19,7 +19,7 @@ from dcp_operator.gather import slim
 from dcp_operator.handlers import build_registry
 from dcp_operator.health import Health
 from dcp_operator.process import wait_for_api
-from dcp_operator.reconciler import Reconciler
+from dcp_operator.reconciler import Reconciler, num_connections
 from dcp_operator.side_server import Answer, SideServer, words
 from dcp_operator.target import Operator
 
@@ -76,7 +76,7 @@ def open_ports(environment: Environment, reconciler: Reconciler, health: Health)
     """Answer probes and scrapes from now on, in threads of their own. Raises SettingError where a port is taken."""
 
     def ready() -> Answer:
-        return words(health.problems() if reconciler.is_started else ["not everything has been listed yet"])
+        return words(health.problems() if reconciler.lists.is_started else ["not everything has been listed yet"])
 
     SideServer(environment.health_port, {"/healthz": lambda: words(health.problems()), "/readyz": ready})
     if environment.metrics_port is not None:
@@ -93,7 +93,7 @@ def main() -> int:
         configure_logging(os.environ)
         environment = read_environment(os.environ)
         models = catalogue_file.from_environment(os.environ.get(catalogue_file.VARIABLE, ""))
-        api = Api(keep=slim)
+        api = Api(num_connections(environment.namespaces), keep=slim)
         reconciler = Reconciler(
             api,
             replace(environment.operator, catalogue=models.catalogue),

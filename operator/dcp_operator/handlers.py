@@ -1,7 +1,8 @@
-"""kopf's side of the controller: it watches, and every event goes to `dcp_operator.reconciler`.
+"""kopf's side of the controller: the life of the process, and the watch of the object's own kind.
 
 Only `kopf.on.event` is used. Other handlers make kopf keep state in the object and put a finalizer on it, and then an
-object could not be deleted without the operator (docs/adr/0002-no-finalizer.md).
+object could not be deleted without the operator (docs/adr/0002-no-finalizer.md). Everything else is followed by
+`dcp_operator.watches` (docs/adr/0019-watches.md).
 """
 
 import asyncio
@@ -11,10 +12,8 @@ from typing import Any, Final
 import kopf
 
 from dcp_operator.client import ApiError
-from dcp_operator.gather import WATCHED_KINDS
 from dcp_operator.health import Health
-from dcp_operator.kinds import DEPLOYMENT_OF_ENGINES, Kind
-from dcp_operator.names import LABEL_NAME
+from dcp_operator.kinds import DEPLOYMENT_OF_ENGINES
 from dcp_operator.process import keep_watching, new_registry, quiet_kopf
 from dcp_operator.reconciler import Reconciler
 
@@ -27,15 +26,13 @@ def build_registry(reconciler: Reconciler, health: Health) -> kopf.OperatorRegis
     """Return kopf's registry with the controller's handlers."""
     registry = new_registry()
     beating: set[asyncio.Task[None]] = set()
+    kind = DEPLOYMENT_OF_ENGINES
 
     @kopf.on.startup(registry=registry)
     async def start(settings: kopf.OperatorSettings, **_: Any) -> None:  # pyright: ignore[reportUnusedFunction] - registered
         beating.add(asyncio.create_task(health.keep_beating()))
         quiet_kopf(settings)
         keep_watching(settings)
-        for kind in WATCHED_KINDS:
-            if kind is not DEPLOYMENT_OF_ENGINES:
-                settings.watching.label_selectors[kind.group, kind.version, kind.plural] = LABEL_NAME
         while True:
             try:
                 return await reconciler.start()
@@ -50,12 +47,8 @@ def build_registry(reconciler: Reconciler, health: Health) -> kopf.OperatorRegis
         for task in beating:
             task.cancel()
 
-    for kind in WATCHED_KINDS:
-        _watch(registry, kind, reconciler)
-    return registry
-
-
-def _watch(registry: kopf.OperatorRegistry, kind: Kind, reconciler: Reconciler) -> None:
     @kopf.on.event(kind.group, kind.version, kind.plural, registry=registry, id=kind.plural)
     async def changed(event: kopf.RawEvent, **_: Any) -> None:  # pyright: ignore[reportUnusedFunction] - registered
-        reconciler.on_event(kind, event["type"], dict(event["object"]))
+        reconciler.lists.on_event(kind, event["type"], dict(event["object"]))
+
+    return registry

@@ -10,35 +10,28 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from dcp_operator import group_writes
 from dcp_operator.apply import Applier
+from dcp_operator.background import Background
 from dcp_operator.brake import Brake
-from dcp_operator.calls import Calls
+from dcp_operator.calls import THREADS, Calls
 from dcp_operator.canary_checks import Probe, TransferChecks
 from dcp_operator.canary_http import HttpProbe
 from dcp_operator.catalogue import Catalogue
 from dcp_operator.catalogue_file import CatalogueFile
-from dcp_operator.client import Api, ApiError
+from dcp_operator.client import Api
 from dcp_operator.gather import WATCHED_KINDS, Cache
 from dcp_operator.group_restarts import due_restarts
-from dcp_operator.kinds import DEPLOYMENT_OF_ENGINES, OPTIONAL_KINDS, Kind
+from dcp_operator.kinds import OPTIONAL_KINDS
+from dcp_operator.lists import Lists
 from dcp_operator.logs import pass_over
-from dcp_operator.metrics import (
-    DEFECT,
-    RECONCILE_ERRORS,
-    RECONCILE_SECONDS,
-    WATCH_EVENTS,
-    WATCH_RESTARTS,
-)
-from dcp_operator.names import LABEL_NAME
-from dcp_operator.observed import Body, Key, Observed
-from dcp_operator.optional_kinds import OptionalKind
+from dcp_operator.metrics import DEFECT, RECONCILE_ERRORS, RECONCILE_SECONDS
+from dcp_operator.observed import Key, Observed
 from dcp_operator.plan import Plan, make_plan
 from dcp_operator.pod_logs import PodLogs
 from dcp_operator.pod_pages import PodPages
@@ -50,20 +43,11 @@ from dcp_operator.target import Operator, Target, resolve_target
 
 log = logging.getLogger(__name__)
 
-#: Every so often all is listed and compared with what is known, whatever the watches said.
-RESYNC_S: Final = 300.0
-#: After so many lists every object is looked at again, whatever they showed.
-LOOK_AT_ALL: Final = 12
-#: Every so often a namespace that refused a list is asked again.
-REFUSED_RETRY_S: Final = 30.0
 #: Pauses after a pass that could not do what it wanted: the first, and the longest.
 BACKOFF_FIRST_S: Final = 1.0
 BACKOFF_MAX_S: Final = 60.0
-#: A watch that owes news for longer tells nothing any more: the liveness probe fails, in seconds.
-SILENT_S: Final = 60.0
 #: From the end of a pass to the next one of the same object at least, in seconds.
 SETTLE_S: Final = 0.02
-_THREADS: Final = 8
 
 
 class Reconciler:
@@ -79,37 +63,27 @@ class Reconciler:
         fresh_key: Callable[[], str],
         models: CatalogueFile | None = None,
         probe: Probe | None = None,
+        calls: Calls | None = None,
     ) -> None:
         self._api = api
         self._models = models
         self._operator = operator
-        self._namespaces: tuple[str | None, ...] = namespaces or (None,)
         self._now = now
         self._fresh_key = fresh_key
         self._cache = Cache()
         self._renderings = Renderings()
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="api")
-        self._calls = Calls(self._pool)
-        self._applier = Applier(api, self._cache, self._calls.run, PodPages().read)
+        self._calls = calls or Calls()
+        self._applier = Applier(api, self._cache, self._calls.run, PodPages().read, self._calls.give_way)
         self._checks = TransferChecks(probe or HttpProbe(partial(secrets.token_hex, 8)), self.wake, now)
         self._wakers: dict[Key, asyncio.Event] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
-        self._background: set[asyncio.Task[None]] = set()
-        #: What should run for ever and has ended.
-        self._ended: set[str] = set()
-        #: Watches (of a kind in a namespace) that have not told yet what a list showed, and since when.
-        self._owed_since: dict[tuple[Kind, str | None], float] = {}
+        self._background = Background()
+        #: What is known of the cluster; its news wakes objects.
+        self.lists = Lists(api, self._cache, namespaces, self._calls.ask, self, self._background)
         self._reporter = Reporter(self._applier, PodLogs(api, self._calls.run), self._checks, now)
-        self._relist: set[Kind] = set()
         self._brakes: dict[Key, Brake] = {}
         #: When an object has to be looked at again although nothing happens, in seconds from the end of its pass.
         self._due_s: dict[Key, float] = {}
-        #: What was never listed: objects of such a namespace can't be judged.
-        self._unknown = {(kind, namespace) for kind in WATCHED_KINDS for namespace in self._namespaces}
-        #: What the API server refused to list when it was asked last.
-        self._refused: set[tuple[Kind, str]] = set()
-        self._optional = [OptionalKind(api, self, kind, self._namespaces, self._calls.ask) for kind in OPTIONAL_KINDS]
-        self._started = False
 
     async def start(self) -> None:
         """Read everything once, then begin: an object is never judged before its children are known.
@@ -117,63 +91,32 @@ class Reconciler:
         A namespace of several that refuses is left out until it doesn't. Raises ApiError where else something can't be
         listed.
         """
-        for kind in WATCHED_KINDS:
-            await self.refresh(kind)
-        for optional in self._optional:
-            await optional.look()
-        self._started = True
-        for optional in self._optional:
-            self._spawn(optional.keep_looking(), "looking for optional kinds")
-        self._spawn(self._resync_forever(), "the comparison with lists")
-        self._spawn(self._ask_refused_forever(), "asking for namespaces that refused")
+        await self.lists.start()
         if self._models is not None:
-            self._spawn(self._models.keep_fresh(self.use_catalogue), "reading the catalogue")
-        self._wake_all()
+            self._background.spawn(self._models.keep_fresh(self.use_catalogue), "reading the catalogue")
+        self.wake_all()
         log.info("watching objects=%d", len(self._tasks))
 
     def use_catalogue(self, catalogue: Catalogue) -> None:
         """Judge all objects by another catalogue from now on; what runs is not touched by it."""
         self._operator = replace(self._operator, catalogue=catalogue)
-        self._wake_all()
+        self.wake_all()
 
     async def stop(self) -> None:
         """End all tasks; a write that has begun is finished."""
         await self._checks.stop()
-        for optional in self._optional:
-            optional.end()
-        tasks = [*self._tasks.values(), *self._background]
+        # Nothing begins to follow anything any more, then nothing wakes anybody, then nobody is left to be woken.
+        await self._background.stop()
+        self.lists.end()
+        tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._pool.shutdown(wait=True)
-
-    def on_event(self, kind: Kind, event_type: str | None, body: Body) -> None:
-        """Take in one watch event; `event_type` is None for what a watch lists when it begins."""
-        body = {**body, "apiVersion": kind.api_version, "kind": kind.kind}
-        WATCH_EVENTS.labels(kind.plural).inc()
-        self._owed_since.pop((kind, body["metadata"]["namespace"] if self._namespaces[0] else None), None)
-        if event_type is None and self._started and kind not in self._relist:
-            # The watch began anew: what was deleted in between is in no event.
-            WATCH_RESTARTS.labels(kind.plural).inc()
-            self._relist.add(kind)
-            self._spawn(self._relist_soon(kind))
-        for key in self._cache.drop(body) if event_type == "DELETED" else self._cache.store(body):
-            self.wake(key)
-
-    def take_list(self, kind: Kind, items: Iterable[Body], version: str, namespace: str | None) -> None:
-        """Take in a list of a kind that not every cluster has."""
-        for key in self._cache.correct(kind, items, version, namespace):
-            self.wake(key)
-
-    def say_unavailable(self, kind: Kind, namespace: str | None, why: str | None) -> None:
-        """Take in that a kind can't be had in a namespace (None: in any), or (`why` is None) that it can."""
-        if self._cache.say_unavailable(kind, namespace, why):
-            log.info("optional kind looked for kind=%s where=%s missing_because=%s", kind.plural, namespace, why)
-            self._wake_all(namespace)
+        self._calls.close()
 
     def wake(self, key: Key) -> None:
         """Have an object looked at, now or as soon as its present pass ends."""
-        if not self._started or any(namespace == key.namespace for _, namespace in self._unknown):
+        if not self.lists.is_known(key.namespace):
             return
         waker = self._wakers.setdefault(key, asyncio.Event())
         waker.set()
@@ -182,72 +125,30 @@ class Reconciler:
             self._tasks[key] = task
             task.add_done_callback(partial(self._take_in_end_of_care, key))
 
-    @property
-    def is_started(self) -> bool:
-        """Whether everything has been listed once."""
-        return self._started
+    def wake_all(self, namespace: str | None = None) -> None:
+        """Have all objects of a namespace (None: of all) looked at."""
+        for key in self._cache.keys():  # noqa: SIM118 - not a mapping
+            if namespace in (None, key.namespace):
+                self.wake(key)
 
     def problems(self) -> list[str]:
         """Return what keeps the objects from being looked after. Safe from every thread."""
-        now = time.monotonic()
         stuck = self._calls.stuck()
-        owed = list(self._owed_since.items())
-        silent = sorted({kind.plural for (kind, _), since in owed if since < now - SILENT_S})
         return [
             *([f"reconciling does not end for: {', '.join(stuck)}"] if stuck else []),
-            *([f"a list shows news that the watch does not tell, of: {', '.join(silent)}"] if silent else []),
-            *(f"{what} has ended" for what in sorted(self._ended)),
-            *(words for optional in self._optional for words in optional.problems()),
+            *self._background.problems(),
+            *self.lists.problems(),
         ]
-
-    async def refresh(self, kind: Kind) -> None:
-        """Compare the cache with a list of a kind and wake whose objects differ.
-
-        Raises ApiError, but not where one of several namespaces is closed to the operator.
-        """
-        for namespace in self._namespaces:
-            await self._refresh_in(kind, namespace)
-
-    async def _refresh_in(self, kind: Kind, namespace: str | None) -> None:
-        selector = "" if kind is DEPLOYMENT_OF_ENGINES else LABEL_NAME
-        try:
-            items, version = await self._calls.ask(self._api.list, kind, namespace, selector)
-        except ApiError as error:
-            if namespace is None or error.status != 403:
-                raise
-            if all(namespace != refused for _, refused in self._refused):
-                log.warning(
-                    "namespace is not looked after namespace=%s error=%s: if it exists, the operator's Role in it is "
-                    "gone: upgrade its Helm release. Other namespaces are not affected; this one is tried again",
-                    namespace,
-                    error,
-                )
-            self._refused.add((kind, namespace))
-            return
-        self._unknown.discard((kind, namespace))
-        if self._started and self._cache.is_behind(items):
-            self._owed_since.setdefault((kind, namespace), time.monotonic())
-        for key in self._cache.correct(kind, items, version, namespace):
-            self.wake(key)
-        if namespace is not None and (kind, namespace) in self._refused:
-            self._refused.discard((kind, namespace))
-            if all(namespace != refused for _, refused in self._refused):
-                log.info("namespace is looked after from now on namespace=%s", namespace)
-                self._wake_all(namespace)
 
     async def reconcile(self, key: Key) -> bool:
         """Make one pass over an object; return whether everything that was to be done is done."""
         observed = self._cache.snapshot(key)
         if observed is None or observed.is_deleting:
             return True
-        unknown = None
-        if observed.kv_key() is None:
-            unknown = await self._applier.find_key(observed)
-            observed = self._cache.snapshot(key) or observed
         target = resolve_target(observed, self._operator, self._fresh_key(), self._now(), self._renderings)
         self._cache.lend_ports(key, target.host_ports)
-        plan = Plan(blocked=(unknown,) if unknown is not None else ())
-        if target.revision is not None and unknown is None:
+        plan = Plan()
+        if target.revision is not None:
             if _is_outdated(observed):
                 # Said before anything is touched: at no moment do pods change under a Ready of the spec before.
                 await self._report(observed, target, [])
@@ -358,64 +259,11 @@ class Reconciler:
         RECONCILE_ERRORS.labels(DEFECT).inc()
         del self._tasks[key], self._wakers[key]
         self._calls.end(key)
-        self._spawn(self._wake_later(key))
+        self._background.spawn(self._wake_later(key))
 
     async def _wake_later(self, key: Key) -> None:
         await asyncio.sleep(BACKOFF_MAX_S)
         self.wake(key)
-
-    async def _resync_forever(self) -> None:
-        looked = 0
-        while True:
-            await asyncio.sleep(RESYNC_S)
-            # What the lists show to be otherwise is looked at; a pass over what is as it was would say the same again.
-            for kind in WATCHED_KINDS:
-                await self._try_refresh(kind)
-            looked += 1
-            if looked % LOOK_AT_ALL == 0:
-                self._wake_all()
-
-    async def _ask_refused_forever(self) -> None:
-        while True:
-            await asyncio.sleep(REFUSED_RETRY_S)
-            for kind, namespace in sorted(self._refused, key=lambda pair: (pair[1], pair[0].plural)):
-                try:
-                    await self._refresh_in(kind, namespace)
-                except ApiError as error:
-                    log.warning("list failed kind=%s namespace=%s error=%s", kind.plural, namespace, error)
-
-    def _wake_all(self, namespace: str | None = None) -> None:
-        for key in self._cache.keys():  # noqa: SIM118 - not a mapping
-            if namespace in (None, key.namespace):
-                self.wake(key)
-
-    async def _relist_soon(self, kind: Kind) -> None:
-        # One list for the many events with which a watch begins.
-        await asyncio.sleep(1.0)
-        self._relist.discard(kind)
-        await self._try_refresh(kind)
-
-    async def _try_refresh(self, kind: Kind) -> None:
-        try:
-            await self.refresh(kind)
-        except ApiError as error:
-            log.warning("list failed kind=%s error=%s", kind.plural, error)
-
-    def _spawn(self, coroutine: Any, lasting: str | None = None) -> None:
-        """Run a task beside the passes; `lasting` names one that should never end."""
-        task: asyncio.Task[None] = asyncio.create_task(coroutine)
-        self._background.add(task)
-        task.add_done_callback(lambda ended: self._take_in_end(ended, lasting))
-
-    def _take_in_end(self, task: asyncio.Task[None], lasting: str | None) -> None:
-        self._background.discard(task)
-        if task.cancelled():
-            return
-        error = task.exception()
-        if error is not None:
-            log.error("task failed task=%s", lasting or "list", exc_info=error)
-        if lasting is not None:
-            self._ended.add(lasting)
 
 
 def _is_outdated(observed: Observed) -> bool:
@@ -429,3 +277,8 @@ def _is_outdated(observed: Observed) -> bool:
 def backoff(failures: int) -> float:
     """Return the pause after so many failed passes in a row, in seconds."""
     return min(BACKOFF_FIRST_S * 2 ** min(failures - 1, 10), BACKOFF_MAX_S)
+
+
+def num_connections(namespaces: Sequence[str]) -> int:
+    """Return how many connections to the API server are used at most: one for each thread of a pass, and of a watch."""
+    return THREADS + (len(WATCHED_KINDS) + len(OPTIONAL_KINDS) - 1) * max(1, len(namespaces))

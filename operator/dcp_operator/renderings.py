@@ -47,9 +47,9 @@ class Renderings:
         question = (context.name, context.namespace, context.spec)
         return self._revisions.answer(context.uid, question, lambda: revision_of(context))
 
-    def manifests(self, context: Context) -> tuple[Manifest, ...]:
-        """Return the manifests of a context. Raises what rendering raises."""
-        return self._manifests.answer(context.uid, _question(context), lambda: tuple(render_context(context)))
+    def manifests(self, context: Context, revision: str) -> tuple[Manifest, ...]:
+        """Return the manifests of a context, which has this revision. Raises what rendering raises."""
+        return self._manifests.answer(context.uid, _question(context), lambda: tuple(render_context(context, revision)))
 
 
 class _Last(Generic[Answer]):

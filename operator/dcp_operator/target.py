@@ -82,7 +82,7 @@ def resolve_target(
         if ports is None:
             return Target(spec, (_no_ports(spec),), report.warnings)
         context = _as_created(draft, observed, revision, ports)
-        manifests = (*known.manifests(context), *build_history(context, revision, known_states(observed)))
+        manifests = (*known.manifests(context, revision), *build_history(context, revision, known_states(observed)))
         gate = model_gate(manifests, revision, observed)
         rollout = rollout_state(observed, spec, revision, now, gate)
         return Target(spec, (), report.warnings, revision, ports, gate, _behind(gate, manifests, observed), rollout)

@@ -5,10 +5,11 @@ import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from dcp_operator.client import Api, ApiError
+from dcp_operator.client import BOOKMARK, Api, ApiError
 from dcp_operator.kinds import SERVICE
 
 BUSY = (429, {"Retry-After": "3"}, {"reason": "TooManyRequests", "message": "too many requests"})
@@ -20,7 +21,7 @@ class Server:
     """Answers with what it is given, one after another, the last one for ever. None cuts the connection."""
 
     def __init__(self) -> None:
-        self.answers: list[tuple[int, dict, dict] | None] = [DONE]
+        self.answers: list[tuple[int, dict, dict | bytes] | None] = [DONE]
         self.asked: list[tuple[str, str]] = []
         self.clients: set[tuple] = set()
         outer = self
@@ -41,12 +42,13 @@ class Server:
                     self.connection.shutdown(socket.SHUT_RDWR)
                     return
                 status, headers, body = given
-                data = json.dumps(body).encode()
+                data = body if isinstance(body, bytes) else json.dumps(body).encode()
                 self.send_response(status)
-                for name, value in {**headers, "Content-Length": str(len(data))}.items():
+                for name, value in {"Content-Length": str(len(data)), **headers}.items():
                     self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(data)
+                self.close_connection = "Content-Length" in headers
 
             do_GET = do_PATCH = do_POST = do_DELETE = answer  # noqa: N815 - names of http.server
 
@@ -77,7 +79,7 @@ def api(server: Server, pauses: list[float], monkeypatch: pytest.MonkeyPatch) ->
         configuration.host = server.url
 
     monkeypatch.setattr("dcp_operator.client.load_credentials", no_credentials)
-    found = Api(sleep=pauses.append)
+    found = Api(sleep=pauses.append, keep=lambda body: {key: value for key, value in body.items() if key != "spec"})
     yield found
     found.close()
 
@@ -127,3 +129,45 @@ def test_calls_share_a_connection(api: Api, server: Server):
     for _ in range(4):
         api.get(SERVICE, "models", "chat")
     assert len(server.clients) == 1
+
+
+def watched(api: Api) -> list[tuple[str, dict]]:
+    return list(api.watch(SERVICE, "models", "dcpdisagg.io/name", "7"))
+
+
+def lines(*events: dict) -> bytes:
+    return b"".join(json.dumps(event).encode() + b"\n" for event in events)
+
+
+def test_a_watch_asks_for_bookmarks_and_keeps_of_an_object_what_is_wanted(api: Api, server: Server):
+    service = {"kind": "Service", "metadata": {"name": "chat", "resourceVersion": "8"}}
+    mark = {"kind": "Service", "metadata": {"resourceVersion": "9"}}
+    events = lines(
+        {"type": "ADDED", "object": {**service, "spec": {"ports": []}}},
+        {"type": "BOOKMARK", "object": mark},
+    )
+    # What is cut in the middle of a line was not told.
+    server.answers = [(200, {}, events + b'{"type": "DELE')]
+    assert watched(api) == [("ADDED", service), (BOOKMARK, mark)]
+    asked = parse_qs(urlsplit(server.asked[0][1]).query)
+    assert (asked["allowWatchBookmarks"], asked["resourceVersion"]) == (["true"], ["7"])
+    assert asked["labelSelector"] == ["dcpdisagg.io/name"]
+
+
+@pytest.mark.parametrize("where", ["at once", "later"])
+def test_a_version_that_is_too_old_is_told_by_its_status(api: Api, server: Server, where: str):
+    refusal = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
+    server.answers = [
+        (410, {}, refusal) if where == "at once" else (200, {}, lines({"type": "ERROR", "object": refusal}))
+    ]
+    with pytest.raises(ApiError, match="too old resource version") as caught:
+        watched(api)
+    assert (caught.value.status, caught.value.reason) == (410, "Expired")
+
+
+def test_a_watch_that_is_cut_is_a_failure_and_not_an_end(api: Api, server: Server):
+    # Fewer bytes than were promised.
+    server.answers = [(200, {"Content-Length": "1000"}, lines())]
+    with pytest.raises(ApiError, match="the watch of services was cut") as caught:
+        watched(api)
+    assert caught.value.status == 0

@@ -158,7 +158,7 @@ def test_readiness_waits_until_everything_has_been_listed():
 
 def test_a_task_that_should_run_for_ever_and_has_ended_fails_the_probe():
     with controller() as found:
-        found.tell("reconciler._resync_forever = lambda: asyncio.sleep(0)")
+        found.tell("reconciler.lists._resync_forever = lambda: asyncio.sleep(0)")
         assert found.heard() == "done"
         found.tell("await reconciler.start()")
         assert found.heard() == "done"

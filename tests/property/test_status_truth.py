@@ -24,6 +24,7 @@ from dcp_operator.observed import Key
 from dcp_operator.reconciler import Reconciler
 from dcp_operator.reports import PAUSE_S
 from dcp_operator.target import Operator, resolve_target
+from tests.support.calls_in_turn import CallsInTurn
 from tests.support.objects import owner, spec
 from tests.support.profiles import examples
 from tests.support.simulated_api import SimulatedApi, observe
@@ -57,6 +58,7 @@ class World:
             OPERATOR,
             now=self.now,
             fresh_key=lambda: KEY,
+            calls=CallsInTurn(),
         )
         self.operator._reporter._clock = lambda: self.now_s
         self.seen, self.past = {}, []
@@ -79,13 +81,13 @@ class World:
             chance.shuffle(events)
         for kind, body in events:
             if body["kind"] in {each.kind for each in WATCHED_KINDS}:
-                self.operator.on_event(kind_named(body["kind"]), kind, body)
+                self.operator.lists.on_event(kind_named(body["kind"]), kind, body)
         self._remember()
 
     async def list_all(self) -> None:
         """Have the operator read everything, as after a watch that was cut."""
         for kind in WATCHED_KINDS:
-            await self.operator.refresh(kind)
+            await self.operator.lists.refresh(kind)
         self._remember()
 
     def _ended(self, body: Body) -> Body:

@@ -19,6 +19,7 @@ from dcp_operator.observed import Key
 from dcp_operator.reconciler import Reconciler
 from dcp_operator.status import ready_condition
 from dcp_operator.target import Operator
+from tests.support.calls_in_turn import CallsInTurn
 from tests.support.objects import owner, spec
 from tests.support.simulated_api import SimulatedApi, observe
 
@@ -34,6 +35,7 @@ _CALLS = frozenset(
     {
         "get",
         "apply",
+        "make",
         "create",
         "scale",
         "delete",
@@ -105,13 +107,6 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-class _InTurn(Reconciler):
-    """The operator without threads: calls are made where they are awaited, in one order."""
-
-    async def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return function(*arguments)
-
-
 class FaultyWorld:
     """Take turns with `turn`; the fault happens at call number `at` from the moment of `arm` on."""
 
@@ -146,12 +141,13 @@ class FaultyWorld:
     def restart(self) -> None:
         """Start the operator anew; it knows nothing yet."""
         if hasattr(self, "operator"):
-            self.operator._pool.shutdown()
-        self.operator = _InTurn(
+            self.operator._calls.close()
+        self.operator = Reconciler(
             self,  # type: ignore[arg-type] - it has the simulated server's calls
             Operator("acme/operator:1"),
             now=lambda: f"{_EPOCH + timedelta(seconds=self.wall_s):%Y-%m-%dT%H:%M:%SZ}",
             fresh_key=lambda: "ZnJlc2g=",
+            calls=CallsInTurn(),
         )
         self.operator._reporter._clock = lambda: self.steady_s
 

@@ -13,6 +13,9 @@ from typing import Any
 
 from dcp_operator import names
 from dcp_operator.api.base import API_VERSION, GROUP, KIND, PLURAL, VERSION
+from dcp_operator.api.load import load
+from dcp_operator.build import render
+from dcp_operator.kinds import DEPLOYMENT
 from devcluster.fake_nodes import place
 from tests.support.cluster_watch import ApiServer, Seen
 
@@ -63,6 +66,23 @@ def plain_deployment(name: str, replicas: int, *, ready_after_s: float = 0.0, **
             "template": template,
         },
     }
+
+
+def same_deployments(name: str) -> list[Body]:
+    """Return the Deployments that `load_object` of this name becomes, as somebody would apply them without an operator.
+
+    What the API server, its controllers and the nodes need for a pod depends on what the pod says, so an operator's
+    work is what comes on top of the very same pods.
+    """
+    loaded = load(load_object(name))
+    assert loaded.obj is not None
+    rendered = render(name, "default", loaded.obj.spec, operator_image=_IMAGE)
+    deployments = [manifest for manifest in rendered if manifest["kind"] == DEPLOYMENT.kind]
+    for deployment in deployments:
+        deployment["metadata"] = {"name": deployment["metadata"]["name"]}
+        # Nobody makes the account, and without it no pod is made.
+        deployment["spec"]["template"]["spec"].pop("serviceAccountName", None)
+    return deployments
 
 
 @dataclass

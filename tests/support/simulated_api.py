@@ -79,6 +79,14 @@ class SimulatedApi:
         self.applied[place] = copy.deepcopy(manifest)
         return self._store(place, body, is_spec=before is None or before.get("spec") != body.get("spec"))
 
+    def make(self, kind: Kind, namespace: str, manifest: Body) -> Body:
+        name = manifest["metadata"]["name"]
+        self._maybe_refuse("apply", kind)
+        if (kind.kind, namespace, name) in self.objects:
+            self.writes.append(("make", kind.kind, name))
+            raise ApiError(409, "Conflict", "the object has been modified")
+        return self.apply(kind, namespace, manifest)
+
     def create(self, kind: Kind, namespace: str, manifest: Body) -> Body:
         place = (kind.kind, namespace, manifest["metadata"]["name"])
         self._maybe_refuse("apply", kind)

@@ -89,7 +89,10 @@ def test_what_is_new_is_made_at_once_but_after_what_it_refers_to(bench: Bench):
     assert bench.execute() == []
     assert most >= 3
     first = order.index(DEPLOYMENT.kind)
+    last = len(order) - 1 - order[::-1].index(DEPLOYMENT.kind)
     assert set(order[:first]) == {"Secret", "ServiceAccount", "NetworkPolicy"}
+    assert {"Service", "Role", "ControllerRevision"} <= set(order[last:])
+    assert order[-1] == ROLE_BINDING.kind
 
 
 def test_a_name_that_is_taken_is_not_taken_over(bench: Bench):
@@ -118,11 +121,11 @@ def test_one_refused_manifest_does_not_keep_the_others_from_being_applied(bench:
 
 
 def test_a_server_that_does_not_answer_ends_the_pass(bench: Bench):
-    bench.api.refuse["apply", "Secret"] = ApiError(0, "Unreachable", "no route")
+    bench.api.refuse["apply", "NetworkPolicy"] = ApiError(0, "Unreachable", "no route")
     (problem,) = bench.execute()
     assert problem.reason is Reason.API_UNAVAILABLE
     # What was to be made together with it was on its way; nothing that comes after is.
-    assert DEPLOYMENT.kind not in {kind for kind, _ in bench.api.children()}
+    assert SERVICE.kind not in {kind for kind, _ in bench.api.children()}
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ class Loop:
 
     def tell(self, event: str | None, body: dict) -> None:
         kind = next(kind for kind in WATCHED_KINDS if kind.kind == body["kind"])
-        self.reconciler.on_event(kind, event, copy.deepcopy(body))
+        self.reconciler.lists.on_event(kind, event, copy.deepcopy(body))
 
     async def until(self, condition, timeout_s: float = 10.0) -> None:
         async with asyncio.timeout(timeout_s):
@@ -270,7 +270,7 @@ def test_a_key_whose_secret_lost_its_label_is_found_after_a_restart(loop: Loop):
         await loop.until(lambda: secret_of(loop)["metadata"]["labels"])
         await restarted.stop()
         assert secret_of(loop)["data"]["key"] == before
-        assert [kind for _, kind, _ in loop.api.writes] == [SECRET.kind]
+        assert [(verb, kind) for verb, kind, _ in loop.api.writes] == [("make", SECRET.kind), ("apply", SECRET.kind)]
 
     asyncio.run(scenario())
 
@@ -288,20 +288,27 @@ def test_a_secret_of_that_name_that_is_somebody_elses_gives_no_key(loop: Loop):
     asyncio.run(scenario())
 
 
-def test_without_an_answer_about_the_key_nothing_is_made_and_it_is_said(loop: Loop):
+def test_a_key_that_can_not_be_read_is_not_replaced_and_it_is_said(loop: Loop):
     async def scenario() -> None:
-        def refuse(*arguments) -> None:
-            raise ApiError(403, "Forbidden", 'User "x" cannot get resource "secrets"')
-
-        loop.api.get = refuse  # type: ignore[method-assign,assignment]
         loop.api.put(owner())
         await loop.reconciler.start()
         await loop.until(lambda: "status" in loop.api.owner())
         await loop.reconciler.stop()
-        assert loop.api.children() == {}
+        secret = loop.api.objects[SECRET.kind, "models", "chat-kv"]
+        secret["metadata"]["labels"] = {}
+        before = copy.deepcopy(secret)
+
+        def refuse(*arguments) -> None:
+            raise ApiError(403, "Forbidden", 'User "x" cannot get resource "secrets"')
+
+        loop.api.get = refuse  # type: ignore[method-assign,assignment]
+        restarted = loop.again()
+        await restarted.start()
+        await loop.until(lambda: loop.api.owner()["status"]["conditions"][0]["reason"] == "PermissionDenied")
+        await restarted.stop()
+        assert secret_of(loop) == before
         ready = loop.api.owner()["status"]["conditions"][0]
-        assert ready["reason"] == "PermissionDenied"
-        assert "could not read Secret chat-kv" in ready["message"]
+        assert "could not apply Secret chat-kv" in ready["message"]
 
     asyncio.run(scenario())
 
@@ -376,7 +383,7 @@ class Closed:
 def test_a_namespace_without_the_role_does_not_keep_the_others_from_being_looked_after(
     loop: Loop, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("dcp_operator.reconciler.REFUSED_RETRY_S", 0.1)
+    monkeypatch.setattr("dcp_operator.lists.REFUSED_RETRY_S", 0.1)
     caplog.set_level("INFO")
     # What can be seen of it is not judged as long as its children can't be.
     places = {(kind.kind, "gone") for kind in WATCHED_KINDS if kind is not DEPLOYMENT_OF_ENGINES}
@@ -412,7 +419,7 @@ def test_a_role_that_goes_while_the_operator_runs_leaves_the_lists_of_the_others
         await loop.until(lambda: "status" in loop.api.owner())
         closed.places = {(SERVICE.kind, "gone")}
         loop.api.remove(SERVICE.kind, "models", "chat")
-        await loop.reconciler.refresh(SERVICE)
+        await loop.reconciler.lists.refresh(SERVICE)
         await loop.until(lambda: (SERVICE.kind, "chat") in loop.api.children())
         await loop.reconciler.stop()
 
@@ -464,7 +471,7 @@ def test_a_pass_that_waits_for_a_slow_api_server_is_not_stuck(loop: Loop, monkey
         assert loop.reconciler.problems() == []
         clock += STUCK_S + 1
         # What is asked beside the passes says nothing about them.
-        await loop.reconciler.refresh(SERVICE)
+        await loop.reconciler.lists.refresh(SERVICE)
         assert loop.reconciler.problems() == ["reconciling does not end for: models/chat"]
         await loop.reconciler.stop()
 
@@ -528,13 +535,13 @@ def test_a_watch_that_does_not_tell_what_a_list_shows_fails_the_probe_until_it_t
         loop.api.put(owner())
         await loop.reconciler.start()
         await loop.until(lambda: "status" in loop.api.owner())
-        await loop.reconciler.refresh(SERVICE)
-        monkeypatch.setattr("dcp_operator.reconciler.SILENT_S", -1.0)
+        await loop.reconciler.lists.refresh(SERVICE)
+        monkeypatch.setattr("dcp_operator.lists.SILENT_S", -1.0)
         assert loop.reconciler.problems() == [], "what the operator wrote itself is no news"
         service = copy.deepcopy(loop.api.objects[SERVICE.kind, "models", "chat"])
         service["metadata"]["labels"]["theirs"] = "1"
         stored = loop.api.put(service)
-        await loop.reconciler.refresh(SERVICE)
+        await loop.reconciler.lists.refresh(SERVICE)
         assert loop.reconciler.problems() == ["a list shows news that the watch does not tell, of: services"]
         loop.tell("MODIFIED", stored)
         assert loop.reconciler.problems() == []

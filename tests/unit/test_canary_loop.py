@@ -49,7 +49,7 @@ def test_an_object_that_becomes_ready_is_checked_and_said_to_be_verified_though_
 
     async def scenario() -> None:
         await loop.start()
-        loop.on_event(KINDS["DCPDisaggDeployment"], "ADDED", api.put(owner()))
+        loop.lists.on_event(KINDS["DCPDisaggDeployment"], "ADDED", api.put(owner()))
         await until(lambda: said("Ready") == "False")
         assert said("KVTransferVerified") == "Unknown"
         api.run_deployments()
@@ -57,7 +57,7 @@ def test_an_object_that_becomes_ready_is_checked_and_said_to_be_verified_though_
             if place[0] == POD.kind:
                 body["status"]["podIP"] = "10.0.0.7"
             if place[0] in (POD.kind, DEPLOYMENT.kind):
-                loop.on_event(KINDS[place[0]], "MODIFIED", body)
+                loop.lists.on_event(KINDS[place[0]], "MODIFIED", body)
         await until(lambda: said("Ready") == "True")
         await until(lambda: said("KVTransferVerified") == "True")
         assert len(probe.asked) == 1

@@ -2,14 +2,11 @@
 
 import asyncio
 import base64
-import queue
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from dcp_operator import names, optional_kinds
+from dcp_operator import names, optional_kinds, watches
 from dcp_operator.client import ApiError
 from dcp_operator.gather import Cache
 from dcp_operator.kinds import LEADER_WORKER_SET, POD
@@ -19,12 +16,14 @@ from dcp_operator.reconciler import Reconciler
 from dcp_operator.target import Operator
 from tests.support.objects import owner, spec
 from tests.support.simulated_api import SimulatedApi
+from tests.support.watch_source import Listener, Server, named, until, watch_threads
 
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ASK_S", "AGAIN_S", "RETRY_S"):
-        monkeypatch.setattr(optional_kinds, name, 0.01)
+    monkeypatch.setattr(optional_kinds, "ASK_S", 0.01)
+    for name in ("AGAIN_S", "RETRY_S"):
+        monkeypatch.setattr(watches, name, 0.01)
 
 
 def looked_after_by(api: SimulatedApi) -> Reconciler:
@@ -39,12 +38,6 @@ def looked_after_by(api: SimulatedApi) -> Reconciler:
 def wide() -> dict[str, Any]:
     decode = {**spec()["decode"], "multinode": {"nodeCount": 2}}
     return owner(decode=decode)
-
-
-async def until(condition, timeout_s: float = 20.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def reason(api: SimulatedApi) -> str:
@@ -101,7 +94,7 @@ def test_a_group_is_written_about_before_its_leader_is_deleted():
             metadata["annotations"] = {names.ANNOTATION_GROUP_SIZE: "2"}
             api.put({"kind": "Pod", "metadata": metadata, "status": {"phase": ended}})
             stored = api.objects["Pod", "models", f"pod-{index}"]
-            reconciler.on_event(POD, "ADDED", dict(stored))
+            reconciler.lists.on_event(POD, "ADDED", dict(stored))
         await until(lambda: ("annotate", LEADER_WORKER_SET.kind, sets(api)[0]) in api.writes)
         assert ("delete", "Pod", "pod-0") not in api.writes
         noted = api.objects[LEADER_WORKER_SET.kind, "models", sets(api)[0]]["metadata"]["annotations"]
@@ -111,93 +104,11 @@ def test_a_group_is_written_about_before_its_leader_is_deleted():
     asyncio.run(scenario())
 
 
-class Server:
-    """A source whose lists and watches the test decides."""
-
-    def __init__(self) -> None:
-        self.served = True
-        self.items: list[dict[str, Any]] = []
-        self.changes: queue.Queue[tuple[str, dict[str, Any]] | Exception] = queue.Queue()
-        self.asked_from: list[str] = []
-        self.refusal: ApiError | None = None
-        self.closed: set[str | None] = set()
-        self.fatal: BaseException | None = None
-
-    def serves(self, _kind: Any) -> bool:
-        return self.served
-
-    def list(self, _kind: Any, namespace: str | None, _label: str = "") -> tuple[list[dict[str, Any]], str]:
-        if namespace in self.closed:
-            raise ApiError(403, "Forbidden", f"leaderworkersets is forbidden in {namespace}")
-        if self.refusal is not None:
-            raise self.refusal
-        return list(self.items), "10"
-
-    def watch(self, _kind: Any, _namespace: Any, _label: str, version: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        self.asked_from.append(version)
-        if self.fatal is not None:
-            raise self.fatal
-        while True:
-            try:
-                change = self.changes.get(timeout=0.05)
-            except queue.Empty:
-                return
-            if isinstance(change, Exception):
-                raise change
-            yield change
-
-
-class Listener:
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.lists: list[list[str]] = []
-        self.events: list[tuple[str | None, str]] = []
-        self.why: list[str | None] = []
-        self.places: dict[str | None, str | None] = {}
-
-    def take_list(self, _kind: Any, items: Any, version: str, namespace: str | None) -> None:
-        self.lists.append([item["metadata"]["name"] for item in items])
-
-    def on_event(self, _kind: Any, event_type: str | None, body: dict[str, Any]) -> None:
-        self.events.append((event_type, body["metadata"]["name"]))
-
-    def say_unavailable(self, _kind: Any, namespace: str | None, why: str | None) -> None:
-        self.why.append(why)
-        self.places[namespace] = why
-
-
-def named(name: str, version: str) -> dict[str, Any]:
-    return {"metadata": {"name": name, "resourceVersion": version}}
-
-
 def following(server: Server, told: Listener, namespaces: tuple[str | None, ...] = (None,)) -> OptionalKind:
     async def run(function: Any, *arguments: Any) -> Any:
         return await asyncio.to_thread(function, *arguments)
 
     return OptionalKind(server, told, LEADER_WORKER_SET, namespaces, run)
-
-
-def test_a_watch_goes_on_where_it_was_and_begins_anew_where_it_can_not():
-    async def scenario() -> None:
-        server, told = Server(), Listener()
-        server.items = [named("a", "5")]
-        kind = following(server, told)
-        await kind.look()
-        assert (told.lists, told.why) == ([["a"]], [None])
-        server.changes.put(("ADDED", named("b", "12")))
-        await until(lambda: told.events == [("ADDED", "b")])
-        await until(lambda: server.asked_from[-1] == "12")
-        server.items = [named("b", "12"), named("c", "20")]
-        server.changes.put(ApiError(410, "Expired", "too old resource version"))
-        await until(lambda: told.lists[-1] == ["b", "c"])
-        await until(lambda: server.asked_from[-1] == "10")
-        kind.end()
-        server.changes.put(("ADDED", named("d", "30")))
-        await asyncio.sleep(0.2)
-        assert told.events == [("ADDED", "b")]
-
-    asyncio.run(scenario())
 
 
 def test_a_kind_that_goes_and_comes_back_is_followed_again():
@@ -207,7 +118,7 @@ def test_a_kind_that_goes_and_comes_back_is_followed_again():
         await kind.look()
         server.refusal = ApiError(404, "NotFound", "the server could not find the requested resource")
         server.changes.put(server.refusal)
-        await until(lambda: not any(thread_names()))
+        await until(lambda: not any(watch_threads()))
         server.refusal = None
         await kind.look()
         server.changes.put(("ADDED", named("again", "40")))
@@ -216,7 +127,7 @@ def test_a_kind_that_goes_and_comes_back_is_followed_again():
         await kind.look()
         assert told.lists[-1] == []
         assert "needs LeaderWorkerSet" in str(told.why[-1])
-        await until(lambda: not any(thread_names()))
+        await until(lambda: not any(watch_threads()))
 
     asyncio.run(scenario())
 
@@ -241,7 +152,7 @@ def test_what_is_known_of_a_kind_that_is_refused_stays():
         await kind.look()
         server.closed = {None}
         server.changes.put(ApiError(403, "Forbidden", "leaderworkersets is forbidden"))
-        await until(lambda: not any(thread_names()))
+        await until(lambda: not any(watch_threads()))
         await kind.look()
         assert "may not work with leaderworkersets" in str(told.places[None])
         assert told.lists == [["a"]]
@@ -266,13 +177,13 @@ def test_a_namespace_that_refuses_takes_the_kind_from_no_other():
         server.closed = set()
         await kind.look()
         assert told.places == {"closed": None, "open": None}
-        await until(lambda: len(thread_names()) == 2)
+        await until(lambda: len(watch_threads()) == 2)
         # One that closes later ends its own watch, not that of the other.
         server.closed = {"open"}
 
         def one_is_left() -> bool:
             server.changes.put(ApiError(410, "Expired", "too old resource version"))
-            return len(thread_names()) == 1
+            return len(watch_threads()) == 1
 
         await until(one_is_left)
         await kind.look()
@@ -281,7 +192,7 @@ def test_a_namespace_that_refuses_takes_the_kind_from_no_other():
         server.changes.put(("ADDED", named("b", "14")))
         await until(lambda: told.events[-1] == ("ADDED", "b"))
         kind.end()
-        await until(lambda: not any(thread_names()))
+        await until(lambda: not any(watch_threads()))
 
     asyncio.run(scenario())
 
@@ -307,23 +218,6 @@ def test_a_kind_is_missing_to_the_objects_of_the_namespace_that_refuses_alone():
     assert missing("open") == {LEADER_WORKER_SET.kind: "not there"}
 
 
-def test_what_no_one_expected_ends_no_watch_and_is_said_once(caplog: pytest.LogCaptureFixture):
-    async def scenario() -> None:
-        server, told = Server(), Listener()
-        kind = following(server, told)
-        await kind.look()
-        for _ in range(3):
-            server.changes.put(("ADDED", {"metadata": {}}))
-        await until(lambda: len(told.lists) >= 4)
-        server.changes.put(("ADDED", named("b", "12")))
-        await until(lambda: told.events == [("ADDED", "b")])
-        assert kind.problems() == []
-        kind.end()
-
-    asyncio.run(scenario())
-    assert caplog.text.count("watch failed kind=leaderworkersets") == 1
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_watch_whose_thread_has_died_is_seen_and_begun_anew():
     class Fatal(BaseException):
@@ -344,7 +238,3 @@ def test_a_watch_whose_thread_has_died_is_seen_and_begun_anew():
         kind.end()
 
     asyncio.run(scenario())
-
-
-def thread_names() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("watch ")]

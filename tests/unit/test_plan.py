@@ -40,7 +40,8 @@ def carry_out(api: SimulatedApi, plan) -> None:
         if isinstance(action, Scale):
             api.scale(kinds[action.ref.kind], "models", action.ref.name, action.uid, action.replicas)
         elif isinstance(action, Apply):
-            write = api.create if action.is_new and action.ref.kind in GIVEN_ONCE else api.apply
+            make = api.create if action.ref.kind in GIVEN_ONCE else api.make
+            write = make if action.is_new else api.apply
             write(kinds[action.ref.kind], "models", action.manifest)
         else:
             api.delete(kinds[action.ref.kind], "models", action.ref.name, action.uid)

@@ -13,6 +13,7 @@ from dcp_operator.reconciler import Reconciler
 from dcp_operator.rollout import serving_revisions
 from dcp_operator.status import ready_condition
 from dcp_operator.target import Operator, resolve_target
+from tests.support.calls_in_turn import CallsInTurn
 from tests.support.objects import owner, spec
 from tests.support.simulated_api import SimulatedApi, observe
 
@@ -36,12 +37,13 @@ class World:
                 self.operator,
                 now=lambda: "2026-01-01T00:00:00Z",
                 fresh_key=lambda: "ZnJlc2g=",
+                calls=CallsInTurn(),
             )
         )
 
     def _take_over(self, reconciler: Reconciler) -> None:
         if hasattr(self, "reconciler"):
-            self.reconciler._pool.shutdown()
+            self.reconciler._calls.close()
         self.reconciler = reconciler
 
     def upgrade(self) -> None:

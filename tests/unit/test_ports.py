@@ -270,7 +270,7 @@ def test_objects_that_come_at_once_get_ports_of_their_own_and_a_restart_changes_
 
     async def once(which: Reconciler) -> None:
         for kind in WATCHED_KINDS:
-            await which.refresh(kind)
+            await which.lists.refresh(kind)
         # All passes run at the same time: each writes while others choose.
         await asyncio.gather(*map(which.reconcile, keys))
         await which.stop()

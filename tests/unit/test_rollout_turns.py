@@ -13,6 +13,7 @@ from dcp_operator.observed import Key
 from dcp_operator.reconciler import Reconciler
 from dcp_operator.status import condition_of, ready_condition
 from dcp_operator.target import Operator
+from tests.support.calls_in_turn import CallsInTurn
 from tests.support.objects import owner, spec
 from tests.support.simulated_api import SimulatedApi, observe
 
@@ -32,10 +33,11 @@ class Turns:
             Operator("acme/operator:1"),
             now=lambda: self.now,
             fresh_key=lambda: "ZnJlc2g=",
+            calls=CallsInTurn(),
         )
 
     def close(self) -> None:
-        self.reconciler._pool.shutdown()
+        self.reconciler._calls.close()
 
     def edit(self, **changes: Any) -> None:
         """Change fields of the spec; what is not named stays."""

@@ -30,9 +30,12 @@ def render(name: str, namespace: str, spec: Spec, *, operator_image: str, uid: s
     return render_context(Context(name=name, namespace=namespace, spec=spec, operator_image=operator_image, uid=uid))
 
 
-def render_context(context: Context) -> list[Manifest]:
-    """Return every manifest of an object: what pods refer to comes before the pods, the way in comes last."""
-    revision = revision_of(context)
+def render_context(context: Context, revision: str | None = None) -> list[Manifest]:
+    """Return every manifest of an object: what pods refer to comes before the pods, the way in comes last.
+
+    `revision` is that of the context, for who knows it already.
+    """
+    revision = revision or revision_of(context)
     engines = wanted(context.spec, context.asked).replicas
     wanted_or_none = [
         build_key_secret(context),

@@ -1,6 +1,5 @@
 """What the Deployments of all components have in common, and the revision that two roles' templates add up to."""
 
-import copy
 from typing import Any
 
 from dcp_operator import names
@@ -25,8 +24,8 @@ def deployment(
     template: Manifest,
 ) -> Manifest:
     """Return a Deployment that runs one revision of a component."""
-    labelled = copy.deepcopy(template)
-    labelled["metadata"]["labels"][names.LABEL_REVISION] = revision
+    about = template["metadata"]
+    labelled = {**template, "metadata": {**about, "labels": {**about["labels"], names.LABEL_REVISION: revision}}}
     annotations = {names.ANNOTATION_OPERATOR_IMAGE: image_annotation(context)}
     return {
         "apiVersion": "apps/v1",
