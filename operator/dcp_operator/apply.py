@@ -219,9 +219,13 @@ class Applier:
         if error.status not in (409, 422):
             return error.status == 404
         try:
-            found = await self._run(self._api.get, kind, namespace, name)
+            return await self._is_another(kind, namespace, name, uid)
         except ApiError:
             return False
+
+    async def _is_another(self, kind: Kind, namespace: str, name: str, uid: str) -> bool:
+        """Whether nothing, or another object, has a name by now. Raises ApiError."""
+        found = await self._run(self._api.get, kind, namespace, name)
         return found is None or found["metadata"].get("uid") != uid
 
     async def record(self, observed: Observed, reason: str, message: str, *, is_warning: bool, now: str) -> None:
@@ -231,6 +235,11 @@ class Applier:
     async def _carry_out(self, action: Action, observed: Observed) -> Problem | None:
         kind, namespace = kind_named(action.ref.kind), observed.key.namespace
         if isinstance(action, Delete):
+            if action.is_left_over and await self._is_another(
+                DEPLOYMENT_OF_ENGINES, namespace, observed.key.name, observed.uid
+            ):
+                # Not left over, but made for an object that is not seen yet.
+                return None
             await self._run(self._api.delete, kind, namespace, action.ref.name, action.uid)
             log.info("deleted object=%s child=%s why=%s", observed.key, action.ref, action.why)
             return None

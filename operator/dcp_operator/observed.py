@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 from dcp_operator import names
-from dcp_operator.kinds import DEPLOYMENT, LEADER_WORKER_SET, SCALER, SECRET, WORKLOAD_KINDS, Ref, ref_of
+from dcp_operator.kinds import (
+    DEPLOYMENT,
+    DEPLOYMENT_OF_ENGINES,
+    LEADER_WORKER_SET,
+    SCALER,
+    SECRET,
+    WORKLOAD_KINDS,
+    Ref,
+    ref_of,
+)
 from dcp_operator.settings import Role
 
 Body = dict[str, Any]
@@ -91,6 +100,16 @@ class Child:
         """Whether the object with this uid is its controller."""
         owners = entries(self.body, "metadata", "ownerReferences")
         return any(owner.get("controller") and owner.get("uid") == uid for owner in owners)
+
+    def is_left_over(self, name: str, uid: str) -> bool:
+        """Whether its controller had the name that the object with this uid has now, so that the controller is gone."""
+        owners = entries(self.body, "metadata", "ownerReferences")
+        return any(
+            owner.get("controller")
+            and (owner.get("kind"), owner.get("name")) == (DEPLOYMENT_OF_ENGINES.kind, name)
+            and owner.get("uid") != uid
+            for owner in owners
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ Nothing here reads the object's own status: a crash at any line, a second edit i
 event leaves nothing to remember.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +42,8 @@ class Delete:
     ref: Ref
     uid: str
     why: str
+    #: It was made for another object, which had this one's name.
+    is_left_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +79,21 @@ def make_plan(target: Target, observed: Observed, now: str = "") -> Plan:
     if observed.is_deleting or rollout is None:
         return Plan()
     manifests = [sized for manifest in target.manifests if (sized := _sized(manifest, rollout)) is not None]
-    actions: list[Action] = []
-    blocked = [rollout.unseen] if rollout.unseen is not None else []
+    actions: list[Action] = list(_clear(observed))
+    cleared = {action.ref for action in actions}
+    left = _pods_left(observed)
+    blocked = [problem for problem in (rollout.unseen, left) if problem is not None]
     for manifest in manifests:
         if manifest["kind"] in observed.unavailable:
             continue
         wanted = with_hash(manifest)
         child = observed.children.get(ref_of(wanted))
+        if child is None and manifest["kind"] in WORKLOAD_KINDS and left is not None:
+            continue
         if child is None:
             actions.append(Apply(wanted, "missing", is_new=True))
+        elif child.ref in cleared:
+            continue
         elif not child.belongs_to(observed.uid):
             blocked.append(name_taken(child, observed))
         elif not child.is_deleting:
@@ -100,6 +108,46 @@ def make_plan(target: Target, observed: Observed, now: str = "") -> Plan:
     desired = {ref_of(manifest) for manifest in target.manifests}
     actions.extend(_prune(desired, rollout, observed, now))
     return Plan(tuple(actions), tuple(blocked))
+
+
+def _clear(observed: Observed) -> Iterable[Delete]:
+    """Return what an object of the same name has left over and Kubernetes does not remove.
+
+    Its collector of garbage misses the end of an object that is made anew while its watch is cut: it then takes the new
+    one for the old one, and keeps what the old one owned for as long as it runs.
+    """
+    for child in _reversed_order(observed.children.values()):
+        if child.is_left_over(observed.key.name, observed.uid) and not child.is_deleting:
+            yield Delete(child.ref, child.uid, "left over from a deleted object of the same name", is_left_over=True)
+
+
+def _pods_left(observed: Observed) -> Problem | None:
+    """Return what is to be waited for where pods of a deleted object of the same name run on.
+
+    The collector of garbage misses the end of a workload, too, if another one gets its name while its watch is cut.
+    """
+    if observed.workloads():
+        return None
+    left = [pod["metadata"]["name"] for pod in observed.pods if _is_of_another(pod["metadata"], observed)]
+    if not left:
+        return None
+    namespace, name = observed.key
+    return Problem(
+        Reason.NAME_TAKEN,
+        f"{len(left)} pods of a deleted object of the same name are there, {left[0]} for example, and Kubernetes is "
+        "about to remove them; workloads are made when it has begun to. If they stay, delete what owns them: "
+        f"kubectl -n {namespace} delete replicasets,statefulsets -l {names.LABEL_NAME}={name}",
+    )
+
+
+def _is_of_another(metadata: Mapping[str, Any], observed: Observed) -> bool:
+    """Whether a pod of a revision is older than the object, and nothing removes it yet."""
+    began = observed.body["metadata"].get("creationTimestamp", "")
+    return (
+        names.LABEL_REVISION in metadata.get("labels", {})
+        and "deletionTimestamp" not in metadata
+        and metadata.get("creationTimestamp", "") < began
+    )
 
 
 def _sized(manifest: dict[str, Any], rollout: RolloutState) -> dict[str, Any] | None:

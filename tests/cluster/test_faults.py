@@ -156,12 +156,11 @@ def test_an_api_server_that_restarts_in_the_middle_of_a_delete_leaves_nothing_be
     chat.api.call("DELETE", f"{chat.objects}/chat", {"propagationPolicy": "Background"})
     kill_api_server()
     chat.create([load_object("chat", prefill=ENGINES, decode=ENGINES, ready_after_s=POD_S)])
+    # Kubernetes' collector of garbage can have missed the end of the object: then the operator removes what is left.
     wait_for(
-        "the old engines are gone",
-        lambda: not before & {body["metadata"]["uid"] for body in engines(chat)},
-        COLLECTED_S,
+        "the old engines are gone", lambda: not before & {body["metadata"]["uid"] for body in engines(chat)}, END_S
     )
-    chat.wait_until_serving(1, COLLECTED_S)
+    chat.wait_until_serving(1, END_S)
     assert len(engines(chat)) == 2 * ENGINES
 
 

@@ -1,6 +1,7 @@
 """What the writer does with a plan, against a simulated API server that can refuse."""
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +10,7 @@ from dcp_operator import names
 from dcp_operator.apply import Applier, problem_of
 from dcp_operator.client import ApiError
 from dcp_operator.gather import Cache
-from dcp_operator.kinds import DEPLOYMENT, DEPLOYMENT_OF_ENGINES, ROLE_BINDING, SCALER, SERVICE, Ref
+from dcp_operator.kinds import DEPLOYMENT, DEPLOYMENT_OF_ENGINES, POD, ROLE_BINDING, SCALER, SERVICE, Ref
 from dcp_operator.observed import Child, Key
 from dcp_operator.plan import make_plan
 from dcp_operator.reasons import Problem, Reason
@@ -102,6 +103,60 @@ def test_a_name_that_is_taken_is_not_taken_over(bench: Bench):
     assert problem.reason is Reason.NAME_TAKEN
     assert "Service chat exists already and was not made for this object" in problem.message
     assert bench.api.objects["Service", "models", "chat"]["spec"] == {"theirs": True}
+
+
+def made_anew_with_its_children_left(bench: Bench) -> set[str]:
+    """Make the object anew under its name, as Kubernetes' collector of garbage misses it; return the old uids."""
+    bench.execute()
+    old = {body["metadata"]["uid"] for body in bench.api.children().values()}
+    del bench.api.objects[DEPLOYMENT_OF_ENGINES.kind, "models", "chat"]
+    bench.api.put(owner())
+    return old
+
+
+def test_what_an_object_of_the_same_name_left_over_is_removed_and_made_anew(bench: Bench):
+    old = made_anew_with_its_children_left(bench)
+    assert bench.execute() == []
+    assert not old & {body["metadata"]["uid"] for body in bench.api.children().values()}
+    assert bench.execute() == []
+    assert {"Secret", "Deployment", "Service", "ControllerRevision"} <= {kind for kind, _ in bench.api.children()}
+    uid = bench.api.owner()["metadata"]["uid"]
+    assert all(Child(body).belongs_to(uid) for body in bench.api.children().values())
+
+
+def test_workloads_wait_until_pods_of_an_object_of_the_same_name_go(bench: Bench):
+    bench.execute()
+    bench.api.run_deployments()
+    pods = [place for place in bench.api.objects if place[0] == POD.kind]
+    orphans = {place: bench.api.objects[place] for place in pods}
+    bench.api.remove(DEPLOYMENT_OF_ENGINES.kind, "models", "chat")
+    bench.api.objects |= orphans
+    bench.api.put(owner())
+    problems = bench.execute()
+    assert [problem.reason for problem in problems] == [Reason.NAME_TAKEN]
+    assert f"{len(pods)} pods of a deleted object" in problems[0].message
+    assert DEPLOYMENT.kind not in {kind for kind, _ in bench.api.children()}
+    for place in pods:
+        bench.api.objects[place]["metadata"] |= {
+            "deletionTimestamp": "2026-01-01T00:00:00Z",
+            "resourceVersion": "99999",
+        }
+    assert bench.execute() == []
+    assert DEPLOYMENT.kind in {kind for kind, _ in bench.api.children()}
+
+
+def test_children_of_a_successor_that_is_not_seen_yet_are_not_taken_for_left_over(bench: Bench):
+    stale = observe(bench.api)
+    del bench.api.objects[DEPLOYMENT_OF_ENGINES.kind, "models", "chat"]
+    bench.api.put(owner())
+    bench.execute()
+    made = bench.api.children()
+    late = dataclasses.replace(stale, children=observe(bench.api).children)
+    target = resolve_target(late, Operator("acme/operator:1"), "ZnJlc2g=")
+    plan = make_plan(target, late)
+    assert plan.actions
+    asyncio.run(bench.applier.execute(plan, late))
+    assert bench.api.children() == made
 
 
 def test_a_child_that_lost_its_label_is_found_by_its_name_and_repaired(bench: Bench):
