@@ -2,6 +2,7 @@
 
 import base64
 import datetime
+import gc
 import logging
 import os
 import secrets
@@ -105,6 +106,8 @@ def main() -> int:
         health = Health(reconciler.problems)
         open_ports(environment, reconciler, health)
         wait_for_api(api)
+        # What was imported stays for good. Python's search for cycles need not go through it while others wait.
+        gc.freeze()
         kopf.run(
             registry=build_registry(reconciler, health),
             standalone=True,

@@ -42,7 +42,7 @@ from tests.support.operator_load import (
 from tests.support.operator_process import Process, controller, install_crd, webhook
 
 NAMESPACE = "dcp-bench"
-ROUNDS = 15
+ROUNDS = 25
 REVIEWS = 300
 #: Pods of an object with one engine per role: these and a router.
 SMALL_PODS = 3
