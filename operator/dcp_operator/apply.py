@@ -37,9 +37,9 @@ log = logging.getLogger(__name__)
 #: In so many seconds Kubernetes has made the pods of new workloads, if it has no more to do than that.
 PODS_FIRST_S: Final = 0.05
 #: New children are made in stages, those of a stage at once and in their order. The first is what pods need and the
-#: pods themselves: who may connect is settled before a node can have started one, and Kubernetes waits with a pod whose
-#: account or Secret is not there yet. Who gives a Role away must have its rights, which the API server reads in the
-#: Role.
+#: pods themselves: as a rule, who may connect is settled before a node can have started one, and Kubernetes waits with
+#: a pod whose account or Secret is not there yet. Who gives a Role away must have its rights, and the API server reads
+#: them in the Role.
 _FIRST, _LATER, _LAST = range(3)
 _STAGES: Final = {
     **dict.fromkeys((NETWORK_POLICY.kind, SECRET.kind, SERVICE_ACCOUNT.kind, *WORKLOAD_KINDS), _FIRST),

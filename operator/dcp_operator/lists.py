@@ -152,12 +152,16 @@ class Lists:
             self._wakes.wake_all(namespace)
 
     async def refresh(self, kind: Kind) -> None:
-        """Compare the cache with a list of a kind and wake whose objects differ.
-
-        Raises ApiError, but not where one of several namespaces is closed to the operator.
-        """
+        """Compare the cache with a list of a kind and wake whose objects differ; say where that fails."""
         for namespace in self._namespaces:
-            await self._refresh_in(kind, namespace)
+            await self._try(self._refresh_in, kind, namespace)
+
+    async def compare(self) -> None:
+        """Compare everything with lists, whatever the watches said."""
+        for kind in WATCHED_KINDS:
+            await self.refresh(kind)
+        for optional in self._optional:
+            await optional.compare()
 
     def _places(self) -> Iterator[Place]:
         return ((kind, namespace) for kind in WATCHED_KINDS for namespace in self._namespaces)
@@ -209,8 +213,7 @@ class Lists:
         while True:
             await asyncio.sleep(RESYNC_S)
             # What the lists show to be otherwise is looked at; a pass over what is as it was would say the same again.
-            for place in self._places():
-                await self._try(self._refresh_in, *place)
+            await self.compare()
             looked += 1
             if looked % LOOK_AT_ALL == 0:
                 self._wakes.wake_all()
@@ -234,8 +237,7 @@ class Lists:
     async def _relist_soon(self, kind: Kind) -> None:
         await asyncio.sleep(RELIST_S)
         self._relist.discard(kind)
-        for namespace in self._namespaces:
-            await self._try(self._refresh_in, kind, namespace)
+        await self.refresh(kind)
 
     async def _try(
         self, look: Callable[[Kind, str | None], Awaitable[object]], kind: Kind, namespace: str | None

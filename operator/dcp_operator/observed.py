@@ -107,6 +107,7 @@ class Child:
         return any(
             owner.get("controller")
             and (owner.get("kind"), owner.get("name")) == (DEPLOYMENT_OF_ENGINES.kind, name)
+            and str(owner.get("apiVersion")).partition("/")[0] == DEPLOYMENT_OF_ENGINES.group
             and owner.get("uid") != uid
             for owner in owners
         )

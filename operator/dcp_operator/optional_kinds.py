@@ -96,6 +96,18 @@ class OptionalKind:
         self._watches.begin(self._kind, namespace, version)
         self._sink.say_unavailable(self._kind, namespace, None)
 
+    async def compare(self) -> None:
+        """Compare what is followed with lists; say where that fails."""
+        for namespace in self._namespaces:
+            if not self._watches.follows(self._kind, namespace):
+                continue
+            try:
+                items, version = await self._run(self._source.list, self._kind, namespace, LABEL_NAME)
+            except ApiError as error:
+                log.warning("list failed kind=%s where=%s error=%s", self._kind.plural, namespace, error)
+            else:
+                self._sink.take_list(self._kind, items, version, namespace)
+
     async def keep_looking(self) -> None:
         """Look again and again, for ever."""
         while True:

@@ -82,15 +82,15 @@ def make_plan(target: Target, observed: Observed, now: str = "") -> Plan:
     actions: list[Action] = list(_clear(observed))
     cleared = {action.ref for action in actions}
     left = _pods_left(observed)
-    blocked = [problem for problem in (rollout.unseen, left) if problem is not None]
+    blocked = [rollout.unseen] if rollout.unseen is not None else []
     for manifest in manifests:
         if manifest["kind"] in observed.unavailable:
             continue
         wanted = with_hash(manifest)
         child = observed.children.get(ref_of(wanted))
         if child is None and manifest["kind"] in WORKLOAD_KINDS and left is not None:
-            continue
-        if child is None:
+            blocked += [left] if left not in blocked else []
+        elif child is None:
             actions.append(Apply(wanted, "missing", is_new=True))
         elif child.ref in cleared:
             continue
@@ -111,7 +111,7 @@ def make_plan(target: Target, observed: Observed, now: str = "") -> Plan:
 
 
 def _clear(observed: Observed) -> Iterable[Delete]:
-    """Return what an object of the same name has left over and Kubernetes does not remove.
+    """Return what an object of the same name has left over and Kubernetes is not removing.
 
     Its collector of garbage misses the end of an object that is made anew while its watch is cut: it then takes the new
     one for the old one, and keeps what the old one owned for as long as it runs.
@@ -126,17 +126,22 @@ def _pods_left(observed: Observed) -> Problem | None:
 
     The collector of garbage misses the end of a workload, too, if another one gets its name while its watch is cut.
     """
-    if observed.workloads():
+    name, uid = observed.key.name, observed.uid
+    workloads = [child for ref, child in observed.children.items() if ref.kind in WORKLOAD_KINDS]
+    if not all(child.is_left_over(name, uid) for child in workloads):
+        # Ours, or kept on purpose when an object was deleted: nobody is about to remove their pods.
         return None
-    left = [pod["metadata"]["name"] for pod in observed.pods if _is_of_another(pod["metadata"], observed)]
+    left = [pod["metadata"] for pod in observed.pods if _is_of_another(pod["metadata"], observed)]
     if not left:
         return None
-    namespace, name = observed.key
+    first = left[0]
+    owner = next((each for each in first.get("ownerReferences", []) if each.get("controller")), None)
+    what = f"{owner['kind'].lower()} {owner['name']}" if owner is not None else f"pod {first['name']}"
     return Problem(
         Reason.NAME_TAKEN,
-        f"{len(left)} pods of a deleted object of the same name are there, {left[0]} for example, and Kubernetes is "
-        "about to remove them; workloads are made when it has begun to. If they stay, delete what owns them: "
-        f"kubectl -n {namespace} delete replicasets,statefulsets -l {names.LABEL_NAME}={name}",
+        f"{len(left)} pods of a deleted object of the same name are there, {first['name']} for example, and Kubernetes "
+        "is about to remove them; workloads are made when it has begun to. If they stay, delete what they belong to: "
+        f"kubectl -n {observed.key.namespace} delete {what}",
     )
 
 
@@ -198,11 +203,18 @@ def settled(manifest: dict[str, Any], live: dict[str, Any]) -> Settled:
 
 def name_taken(child: Child, observed: Observed) -> Problem:
     """Return why an object with one of our names is left alone."""
-    if child.is_deleting or child.labels.get(names.LABEL_NAME) == observed.key.name:
+    delete = f"kubectl -n {observed.key.namespace} delete {child.ref.kind.lower()} {child.ref.name}"
+    if child.is_deleting:
         return Problem(
             Reason.NAME_TAKEN,
             f"{child.ref} is left over from a deleted object of the same name; Kubernetes is removing it. If it stays, "
-            f"delete it: kubectl -n {observed.key.namespace} delete {child.ref.kind.lower()} {child.ref.name}",
+            f"delete it: {delete}",
+        )
+    if child.labels.get(names.LABEL_NAME) == observed.key.name:
+        return Problem(
+            Reason.NAME_TAKEN,
+            f"{child.ref} bears the label of this object and is not its own, as when a deleted object of the same name "
+            f"left it over; it is left alone. Delete it: {delete}",
         )
     return Problem(
         Reason.NAME_TAKEN,

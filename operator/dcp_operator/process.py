@@ -24,7 +24,7 @@ def quiet_kopf(settings: kopf.OperatorSettings) -> None:
     settings.networking.connect_timeout = 5
     settings.process.ultimate_exiting_timeout = 30
     settings.persistence.diffbase_storage = _NoDiffs()
-    # A task for each object holds its last event for so long after it, and at a start there is one for everything.
+    # A task for each object holds its last event for so long after it, and at a start there is one for each of them.
     settings.queueing.idle_timeout = 0.5
 
 

@@ -7,6 +7,7 @@ thousands of pods (docs/adr/0019-watches.md).
 
 import asyncio
 import logging
+import random
 import threading
 import time
 from collections import deque
@@ -24,8 +25,10 @@ log = logging.getLogger(__name__)
 
 #: From the beginning of a watch to that of the next one at least: an API server may end watches at once. In seconds.
 AGAIN_S: Final = 0.5
-#: Pause before a watch that failed is begun again with a list, in seconds.
+#: Pauses before a watch that failed is begun again with a list: the first, and the longest of failures in a row. In
+#: seconds.
 RETRY_S: Final = 2.0
+RETRY_MAX_S: Final = 60.0
 
 
 class Source(Protocol):
@@ -72,6 +75,8 @@ class Watch:
         #: Why it fails, as it was said last since it worked; and the last defect that was said.
         self._failure = ""
         self._defect = ""
+        #: How long is waited after the next failure.
+        self._pause_s = RETRY_S
         self._thread = threading.Thread(
             target=self._follow,
             name=f"watch {kind.plural}",
@@ -98,25 +103,29 @@ class Watch:
         """List and watch in turns, in the thread."""
         is_cut = False
         while not self._stop.is_set() and not self._loop.is_closed():
-            pause_s, began = AGAIN_S, time.monotonic()
+            began = time.monotonic()
             try:
                 if is_cut:
                     self._list()
                     is_cut = False
                 self._watch()
-                self._failure = ""
+                self._take_in_life()
             except ApiError as error:
                 if is_cut and error.status in (403, 404):
                     log.info("watch is given up kind=%s where=%s error=%s", self._kind.plural, self._namespace, error)
                     self._stop.set()
                     return
                 self._say(error)
-                is_cut, pause_s = True, RETRY_S
+                is_cut = True
             except Exception as error:
                 self._say_defect(error)
-                is_cut, pause_s = True, RETRY_S
-            # One that lasted goes on at once.
-            self._stop.wait(pause_s if is_cut else max(0.0, began + pause_s - time.monotonic()))
+                is_cut = True
+            if is_cut:
+                self._stop.wait(self._pause_s * random.uniform(0.8, 1.2))  # noqa: S311 - spreads retries
+                self._pause_s = min(2 * self._pause_s, RETRY_MAX_S)
+            else:
+                # One that lasted goes on at once.
+                self._stop.wait(max(0.0, began + AGAIN_S - time.monotonic()))
 
     def _list(self) -> None:
         """Read everything anew: what happened while the watch was cut is in no event. Raises ApiError."""
@@ -134,7 +143,11 @@ class Watch:
             if what != BOOKMARK:
                 self._tell(partial(self._sink.on_event, self._kind, what, body))
             self._version = version
-            self._failure = ""
+            self._take_in_life()
+
+    def _take_in_life(self) -> None:
+        """Take in that the watch works: what fails next is a failure of its own."""
+        self._failure, self._pause_s = "", RETRY_S
 
     def _tell(self, news: Callable[[], None]) -> None:
         """Have the loop take in news. What comes while it is busy is taken in together."""
@@ -178,11 +191,11 @@ class Watch:
         failure = repr(error)
         if failure != self._defect:
             log.error(
-                "watch failed kind=%s where=%s error=%s retry_s=%g: all is listed again until it works",
+                "watch failed kind=%s where=%s error=%s next_s=%g: all is listed again until it works",
                 self._kind.plural,
                 self._namespace,
                 failure,
-                RETRY_S,
+                self._pause_s,
                 exc_info=error,
             )
         self._defect = failure

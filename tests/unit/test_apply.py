@@ -124,25 +124,64 @@ def test_what_an_object_of_the_same_name_left_over_is_removed_and_made_anew(benc
     assert all(Child(body).belongs_to(uid) for body in bench.api.children().values())
 
 
-def test_workloads_wait_until_pods_of_an_object_of_the_same_name_go(bench: Bench):
+def made_anew_while_pods_run_on(bench: Bench, **metadata: str) -> list[dict]:
+    """Make the object anew, all that it owned gone but for its pods; return these."""
     bench.execute()
     bench.api.run_deployments()
-    pods = [place for place in bench.api.objects if place[0] == POD.kind]
-    orphans = {place: bench.api.objects[place] for place in pods}
+    pods = {place: body for place, body in bench.api.objects.items() if place[0] == POD.kind}
     bench.api.remove(DEPLOYMENT_OF_ENGINES.kind, "models", "chat")
-    bench.api.objects |= orphans
+    replica_set = {"kind": "ReplicaSet", "name": "chat-old", "uid": "replica-set", "controller": True}
+    for body in pods.values():
+        body["metadata"] |= {"ownerReferences": [replica_set], **metadata}
+    bench.api.objects |= pods
     bench.api.put(owner())
-    problems = bench.execute()
-    assert [problem.reason for problem in problems] == [Reason.NAME_TAKEN]
-    assert f"{len(pods)} pods of a deleted object" in problems[0].message
-    assert DEPLOYMENT.kind not in {kind for kind, _ in bench.api.children()}
-    for place in pods:
-        bench.api.objects[place]["metadata"] |= {
-            "deletionTimestamp": "2026-01-01T00:00:00Z",
-            "resourceVersion": "99999",
-        }
+    return list(pods.values())
+
+
+def workloads_of(bench: Bench) -> list[str]:
+    return [name for kind, name in bench.api.children() if kind == DEPLOYMENT.kind]
+
+
+def test_workloads_wait_until_pods_of_an_object_of_the_same_name_go(bench: Bench):
+    pods = made_anew_while_pods_run_on(bench)
+    (problem,) = bench.execute()
+    assert problem.reason is Reason.NAME_TAKEN
+    assert f"{len(pods)} pods of a deleted object" in problem.message
+    assert "kubectl -n models delete replicaset chat-old" in problem.message
+    assert workloads_of(bench) == []
+    assert (SERVICE.kind, "chat") in bench.api.children()
+    for body in pods:
+        body["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "99999"}
     assert bench.execute() == []
-    assert DEPLOYMENT.kind in {kind for kind, _ in bench.api.children()}
+    assert workloads_of(bench)
+
+
+def test_pods_that_are_younger_than_the_object_are_not_waited_for(bench: Bench):
+    made_anew_while_pods_run_on(bench, creationTimestamp="2026-02-01T00:00:00Z")
+    assert bench.execute() == []
+    assert workloads_of(bench)
+
+
+def test_pods_of_workloads_that_somebody_kept_are_not_waited_for(bench: Bench):
+    made_anew_while_pods_run_on(bench)
+    kept = {"kind": DEPLOYMENT.kind, "metadata": {"name": "chat-prefill-old", "namespace": "models"}, "spec": {}}
+    kept["metadata"]["labels"] = {names.LABEL_NAME: "chat"}
+    bench.api.put(kept)
+    assert bench.execute() == []
+    assert len(workloads_of(bench)) == 4
+
+
+def test_what_the_pods_do_not_need_is_made_when_kubernetes_has_had_time_for_them(bench: Bench):
+    made: list[list[str]] = []
+
+    async def note(seconds: float) -> None:
+        made.append(sorted({kind for kind, _ in bench.api.children()}))
+
+    bench.applier = Applier(bench.api, bench.cache, run, no_pages, note)
+    assert bench.execute() == []
+    assert made == [["Deployment", "NetworkPolicy", "Secret", "ServiceAccount"]]
+    assert bench.execute() == []
+    assert len(made) == 1
 
 
 def test_children_of_a_successor_that_is_not_seen_yet_are_not_taken_for_left_over(bench: Bench):

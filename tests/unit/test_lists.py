@@ -14,7 +14,9 @@ from dcp_operator.client import ApiError
 from dcp_operator.gather import WATCHED_KINDS
 from dcp_operator.handlers import build_registry
 from dcp_operator.health import Health
-from dcp_operator.kinds import DEPLOYMENT_OF_ENGINES, POD, SECRET, SERVICE, Kind
+from dcp_operator.kinds import DEPLOYMENT_OF_ENGINES, LEADER_WORKER_SET, OPTIONAL_KINDS, POD, SECRET, SERVICE, Kind
+from dcp_operator.names import LABEL_NAME
+from dcp_operator.observed import Key
 from dcp_operator.reconciler import Reconciler, num_connections
 from dcp_operator.target import Operator
 from tests.support.objects import owner
@@ -41,7 +43,7 @@ class Api(SimulatedApi):
     def __init__(self) -> None:
         super().__init__()
         self.told: dict[str, queue.Queue[tuple[str, dict[str, Any]] | BaseException]] = {
-            kind.kind: queue.Queue() for kind in WATCHED_KINDS
+            kind.kind: queue.Queue() for kind in (*WATCHED_KINDS, *OPTIONAL_KINDS)
         }
         #: The kinds and namespaces that were watched, in order.
         self.watched: list[tuple[str, str | None]] = []
@@ -259,6 +261,29 @@ def test_a_watch_that_begins_anew_owes_nothing_any_more(monkeypatch: pytest.Monk
         assert reconciler.problems() == ["a list shows news that the watch does not tell, of: services"]
         api.told[SERVICE.kind].put(ApiError(0, "Unreachable", "no answer in time"))
         await until(lambda: not reconciler.problems())
+        await reconciler.stop()
+
+    asyncio.run(scenario())
+
+
+def test_what_no_watch_tells_is_found_by_the_comparison_with_lists(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lists, "RESYNC_S", 0.1)
+
+    async def scenario() -> None:
+        api = Api()
+        api.served.add(LEADER_WORKER_SET.kind)
+        api.put(owner())
+        reconciler = looked_after_by(api)
+        await reconciler.start()
+        await until(lambda: "status" in api.owner())
+        api.remove(SERVICE.kind, "models", "chat")
+        await until(lambda: (SERVICE.kind, "chat") in api.children())
+        labels = {LABEL_NAME: "chat"}
+        metadata = {"name": "chat-group", "namespace": "models", "labels": labels}
+        api.put({"kind": LEADER_WORKER_SET.kind, "metadata": metadata, "spec": {}})
+        await until(
+            lambda: "chat-group" in {ref.name for ref in reconciler._cache.snapshot(Key("models", "chat")).children}
+        )
         await reconciler.stop()
 
     asyncio.run(scenario())

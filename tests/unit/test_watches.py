@@ -109,6 +109,25 @@ def test_no_watch_is_begun_before_the_list_after_a_failure_has_succeeded(caplog:
     assert "etcd is away" in said[1]
 
 
+def test_a_watch_that_fails_again_and_again_lists_less_and_less_often(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(watches, "RETRY_S", 0.02)
+    monkeypatch.setattr(watches, "RETRY_MAX_S", 30.0)
+
+    async def scenario() -> None:
+        server, told = Server(), Listener()
+        for _ in range(50):
+            server.changes.put(CUT)
+        watch = begun(server, told)
+        await until(lambda: server.num_lists >= 5)
+        # 0.02, 0.04, ... 0.64 s: a pause that stayed the same would have allowed for dozens.
+        before = server.num_lists
+        await asyncio.sleep(0.3)
+        assert server.num_lists - before <= 2
+        watch.end()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("status", [403, 404])
 def test_a_watch_ends_where_its_kind_is_refused_or_gone_and_can_be_begun_anew(status: int):
     async def scenario() -> None:
