@@ -20,7 +20,7 @@ from dcp_operator.kinds import (
     Ref,
     ref_of,
 )
-from dcp_operator.observed import Body, Child, Key, Observed, Settled, entries, section, stored_key
+from dcp_operator.observed import Body, Child, Key, Observed, Settled, controller_of, section, stored_key
 from dcp_operator.port_ledger import PortLedger
 
 #: Everything that is watched in every cluster.
@@ -201,10 +201,9 @@ class Cache:
         """Keep the control channel's key, so that a deleted Secret comes back with the key that the engines have."""
         if body["kind"] != SECRET.kind or body["metadata"]["name"] != names.key_secret(key.name):
             return
-        stored = stored_key(body)
-        for reference in entries(body, "metadata", "ownerReferences"):
-            if reference.get("controller") and stored is not None:
-                self._kv_keys[key, reference["uid"]] = stored
+        stored, owner = stored_key(body), controller_of(body)
+        if owner and stored is not None:
+            self._kv_keys[key, owner["uid"]] = stored
 
 
 def _own_ref(key: Key) -> Ref:
@@ -216,9 +215,9 @@ def owner_key(body: Body) -> Key | None:
     metadata = body["metadata"]
     if body.get("kind") == DEPLOYMENT_OF_ENGINES.kind:
         return Key(metadata["namespace"], metadata["name"])
-    for reference in entries(body, "metadata", "ownerReferences"):
-        if reference.get("controller") and reference.get("kind") == DEPLOYMENT_OF_ENGINES.kind:
-            return Key(metadata["namespace"], reference["name"])
+    owner = controller_of(body)
+    if owner.get("kind") == DEPLOYMENT_OF_ENGINES.kind:
+        return Key(metadata["namespace"], owner["name"])
     name = section(body, "metadata", "labels").get(names.LABEL_NAME)
     return Key(metadata["namespace"], name) if name else None
 

@@ -98,18 +98,15 @@ class Child:
 
     def belongs_to(self, uid: str) -> bool:
         """Whether the object with this uid is its controller."""
-        owners = entries(self.body, "metadata", "ownerReferences")
-        return any(owner.get("controller") and owner.get("uid") == uid for owner in owners)
+        return controller_of(self.body).get("uid") == uid
 
     def is_left_over(self, name: str, uid: str) -> bool:
         """Whether its controller had the name that the object with this uid has now, so that the controller is gone."""
-        owners = entries(self.body, "metadata", "ownerReferences")
-        return any(
-            owner.get("controller")
-            and (owner.get("kind"), owner.get("name")) == (DEPLOYMENT_OF_ENGINES.kind, name)
+        owner = controller_of(self.body)
+        return (
+            (owner.get("kind"), owner.get("name")) == (DEPLOYMENT_OF_ENGINES.kind, name)
             and str(owner.get("apiVersion")).partition("/")[0] == DEPLOYMENT_OF_ENGINES.group
             and owner.get("uid") != uid
-            for owner in owners
         )
 
 
@@ -186,6 +183,13 @@ class Observed:
             if stored is not None:
                 return stored
         return self.remembered_key
+
+
+def controller_of(body: Body) -> Body:
+    """Return the owner reference to the controller, of which Kubernetes allows one; empty where there is none."""
+    none: Body = {}
+    owners = entries(body, "metadata", "ownerReferences")
+    return next((owner for owner in owners if owner.get("controller")), none)
 
 
 def stored_key(secret: Body) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 from dcp_operator import names
 from dcp_operator.difference import first_difference
 from dcp_operator.kinds import CHILD_KINDS, DEPLOYMENT, LEADER_WORKER_SET, WORKLOAD_KINDS, Ref, lasting, ref_of
-from dcp_operator.observed import Child, Observed, Settled, essence
+from dcp_operator.observed import Child, Observed, Settled, controller_of, essence
 from dcp_operator.reasons import Problem, Reason
 from dcp_operator.rollout import RolloutState, is_router, routers_remain
 from dcp_operator.target import Target
@@ -131,15 +131,14 @@ def _pods_left(observed: Observed) -> Problem | None:
     if not all(child.is_left_over(name, uid) for child in workloads):
         # Ours, or kept on purpose when an object was deleted: nobody is about to remove their pods.
         return None
-    left = [pod["metadata"] for pod in observed.pods if _is_of_another(pod["metadata"], observed)]
+    left = [pod for pod in observed.pods if _is_of_another(pod["metadata"], observed)]
     if not left:
         return None
-    first = left[0]
-    owner = next((each for each in first.get("ownerReferences", []) if each.get("controller")), None)
-    what = f"{owner['kind'].lower()} {owner['name']}" if owner is not None else f"pod {first['name']}"
+    first, owner = left[0]["metadata"]["name"], controller_of(left[0])
+    what = f"{owner['kind'].lower()} {owner['name']}" if owner else f"pod {first}"
     return Problem(
         Reason.NAME_TAKEN,
-        f"{len(left)} pods of a deleted object of the same name are there, {first['name']} for example, and Kubernetes "
+        f"{len(left)} pods of a deleted object of the same name are there, {first} for example, and Kubernetes "
         "is about to remove them; workloads are made when it has begun to. If they stay, delete what they belong to: "
         f"kubectl -n {observed.key.namespace} delete {what}",
     )

@@ -3,7 +3,8 @@
 import asyncio
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import kopf
@@ -79,6 +80,19 @@ def looked_after_by(api: Api, *namespaces: str) -> Reconciler:
     )
 
 
+@asynccontextmanager
+async def at_rest(api: Api) -> AsyncIterator[Reconciler]:
+    """Look after one object of a server, which has its children and its status already."""
+    api.put(owner())
+    reconciler = looked_after_by(api)
+    await reconciler.start()
+    try:
+        await until(lambda: "status" in api.owner())
+        yield reconciler
+    finally:
+        await reconciler.stop()
+
+
 def refused(kind: Kind) -> ApiError:
     return ApiError(403, "Forbidden", f'User "x" cannot list resource "{kind.plural}"')
 
@@ -107,15 +121,11 @@ def test_every_other_kind_is_followed_once_in_each_namespace_and_has_a_connectio
 def test_what_a_watch_tells_is_looked_at():
     async def scenario() -> None:
         api = Api()
-        api.put(owner())
-        reconciler = looked_after_by(api)
-        await reconciler.start()
-        await until(lambda: "status" in api.owner())
-        service = api.objects[SERVICE.kind, "models", "chat"]
-        api.remove(SERVICE.kind, "models", "chat")
-        api.told[SERVICE.kind].put(("DELETED", service))
-        await until(lambda: (SERVICE.kind, "chat") in api.children())
-        await reconciler.stop()
+        async with at_rest(api):
+            service = api.objects[SERVICE.kind, "models", "chat"]
+            api.remove(SERVICE.kind, "models", "chat")
+            api.told[SERVICE.kind].put(("DELETED", service))
+            await until(lambda: (SERVICE.kind, "chat") in api.children())
 
     asyncio.run(scenario())
 
@@ -123,14 +133,10 @@ def test_what_a_watch_tells_is_looked_at():
 def test_a_deletion_while_a_watch_was_cut_is_found_by_the_list_that_follows():
     async def scenario() -> None:
         api = Api()
-        api.put(owner())
-        reconciler = looked_after_by(api)
-        await reconciler.start()
-        await until(lambda: "status" in api.owner())
-        api.remove(SERVICE.kind, "models", "chat")
-        api.told[SERVICE.kind].put(ApiError(0, "Unreachable", "the watch of services was cut"))
-        await until(lambda: (SERVICE.kind, "chat") in api.children())
-        await reconciler.stop()
+        async with at_rest(api):
+            api.remove(SERVICE.kind, "models", "chat")
+            api.told[SERVICE.kind].put(ApiError(0, "Unreachable", "the watch of services was cut"))
+            await until(lambda: (SERVICE.kind, "chat") in api.children())
 
     asyncio.run(scenario())
 
@@ -161,23 +167,19 @@ def test_a_kind_that_is_refused_in_the_whole_cluster_is_waited_for_in_words_and_
 ):
     async def scenario() -> None:
         api = Api()
-        api.put(owner())
-        reconciler = looked_after_by(api)
-        await reconciler.start()
-        await until(lambda: "status" in api.owner())
-        api.no_list[SERVICE.kind, None] = refused(SERVICE)
-        api.told[SERVICE.kind].put(refused(SERVICE))
-        await until(lambda: "watch services" not in watch_threads())
-        await until(lambda: "list failed kind=services" in caplog.text)
-        # It is asked for again and again, and said once.
-        await asyncio.sleep(0.3)
-        assert caplog.text.count("list failed kind=services") == 1
-        assert reconciler.problems() == []
-        api.no_list.clear()
-        api.remove(SERVICE.kind, "models", "chat")
-        await until(lambda: (SERVICE.kind, "chat") in api.children())
-        assert "watch services" in watch_threads()
-        await reconciler.stop()
+        async with at_rest(api) as reconciler:
+            api.no_list[SERVICE.kind, None] = refused(SERVICE)
+            api.told[SERVICE.kind].put(refused(SERVICE))
+            await until(lambda: "watch services" not in watch_threads())
+            await until(lambda: "list failed kind=services" in caplog.text)
+            # It is asked for again and again, and said once.
+            await asyncio.sleep(0.3)
+            assert caplog.text.count("list failed kind=services") == 1
+            assert reconciler.problems() == []
+            api.no_list.clear()
+            api.remove(SERVICE.kind, "models", "chat")
+            await until(lambda: (SERVICE.kind, "chat") in api.children())
+            assert "watch services" in watch_threads()
 
     asyncio.run(scenario())
 
@@ -250,18 +252,16 @@ def test_a_watch_whose_thread_has_died_fails_the_probe_and_is_begun_anew(monkeyp
 def test_a_watch_that_begins_anew_owes_nothing_any_more(monkeypatch: pytest.MonkeyPatch):
     async def scenario() -> None:
         api = Api()
-        api.put(owner())
-        reconciler = looked_after_by(api)
-        await reconciler.start()
-        await until(lambda: "status" in api.owner())
-        service = api.objects[SERVICE.kind, "models", "chat"]
-        api.put({**service, "metadata": {**service["metadata"], "labels": {**service["metadata"]["labels"], "a": "b"}}})
-        await reconciler.lists.refresh(SERVICE)
-        monkeypatch.setattr(lists, "SILENT_S", -1.0)
-        assert reconciler.problems() == ["a list shows news that the watch does not tell, of: services"]
-        api.told[SERVICE.kind].put(ApiError(0, "Unreachable", "no answer in time"))
-        await until(lambda: not reconciler.problems())
-        await reconciler.stop()
+        async with at_rest(api) as reconciler:
+            service = api.objects[SERVICE.kind, "models", "chat"]
+            api.put(
+                {**service, "metadata": {**service["metadata"], "labels": {**service["metadata"]["labels"], "a": "b"}}}
+            )
+            await reconciler.lists.refresh(SERVICE)
+            monkeypatch.setattr(lists, "SILENT_S", -1.0)
+            assert reconciler.problems() == ["a list shows news that the watch does not tell, of: services"]
+            api.told[SERVICE.kind].put(ApiError(0, "Unreachable", "no answer in time"))
+            await until(lambda: not reconciler.problems())
 
     asyncio.run(scenario())
 
@@ -272,18 +272,14 @@ def test_what_no_watch_tells_is_found_by_the_comparison_with_lists(monkeypatch: 
     async def scenario() -> None:
         api = Api()
         api.served.add(LEADER_WORKER_SET.kind)
-        api.put(owner())
-        reconciler = looked_after_by(api)
-        await reconciler.start()
-        await until(lambda: "status" in api.owner())
-        api.remove(SERVICE.kind, "models", "chat")
-        await until(lambda: (SERVICE.kind, "chat") in api.children())
-        labels = {LABEL_NAME: "chat"}
-        metadata = {"name": "chat-group", "namespace": "models", "labels": labels}
-        api.put({"kind": LEADER_WORKER_SET.kind, "metadata": metadata, "spec": {}})
-        await until(
-            lambda: "chat-group" in {ref.name for ref in reconciler._cache.snapshot(Key("models", "chat")).children}
-        )
-        await reconciler.stop()
+        async with at_rest(api) as reconciler:
+            api.remove(SERVICE.kind, "models", "chat")
+            await until(lambda: (SERVICE.kind, "chat") in api.children())
+            labels = {LABEL_NAME: "chat"}
+            metadata = {"name": "chat-group", "namespace": "models", "labels": labels}
+            api.put({"kind": LEADER_WORKER_SET.kind, "metadata": metadata, "spec": {}})
+            await until(
+                lambda: "chat-group" in {ref.name for ref in reconciler._cache.snapshot(Key("models", "chat")).children}
+            )
 
     asyncio.run(scenario())
