@@ -24,6 +24,7 @@ from devcluster.shell import last_words
 # cores answer late, and to restart an API server that is only slow would make things worse.
 _SILENCE_S = 20.0
 _FIRST_ANSWER_S = 90.0
+_GONE = "its process is gone"
 # One wave at a time: what comes later exits, or falls silent, while what it depends on is away.
 _WAVES = ((ETCD, CONTAINERD), (APISERVER,), (CONTROLLER_MANAGER, SCHEDULER, KUBELET, PROXY))
 
@@ -60,25 +61,31 @@ def _is_due(paths: ClusterPaths, component: Component, record: processes.Process
     """Whether the component has to be started; says why when it ran before."""
     if record is None:
         return True
+    reason = why_anew(paths, component, record)
+    if reason:
+        log(f"restarting {component.name}: {reason}")
+    return bool(reason)
+
+
+def why_anew(paths: ClusterPaths, component: Component, record: processes.ProcessRecord) -> str:
+    """Why a component that ran before has to be started anew; "" when it works as planned."""
     if not processes.is_alive(record):
-        reason = "its process is gone"
-    elif record.digest != component.digest:
-        reason = "its configuration has changed"
-    elif _silent(paths, component):
-        reason = f"it has not answered for {_SILENCE_S:.0f} s"
-    else:
-        return False
-    log(f"restarting {component.name}: {reason}")
-    return True
+        return _GONE
+    if record.digest != component.digest:
+        return "its configuration has changed"
+    return _silence(paths, component, record)
 
 
-def _silent(paths: ClusterPaths, component: Component) -> bool:
+def _silence(paths: ClusterPaths, component: Component, record: processes.ProcessRecord) -> str:
+    """Why no answer is to be expected of a component that ran a moment ago; "" when it answers."""
     deadline = time.monotonic() + _SILENCE_S
     while not api.answers(paths, component.health):
+        if not processes.is_alive(record):  # a killed one needs a moment to end
+            return _GONE
         if time.monotonic() > deadline:
-            return True
+            return f"it has not answered for {_SILENCE_S:.0f} s"
         time.sleep(0.2)
-    return False
+    return ""
 
 
 def _start(paths: ClusterPaths, component: Component) -> None:

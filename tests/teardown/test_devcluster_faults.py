@@ -132,8 +132,7 @@ def test_two_ups_at_once_both_end_well(node: Cluster) -> None:
 
 def test_a_cluster_killed_whole_with_its_pods_is_cleared_and_comes_up_again(node: Cluster) -> None:
     _run_pod(node, "victim")
-    for record in _records().values():
-        os.kill(record.pid, signal.SIGKILL)
+    _kill(*_records())
     result = devcluster("status")
     assert result.returncode == 1
     assert "a dead cluster's remains" in result.stdout
@@ -149,6 +148,7 @@ def test_a_cluster_killed_whole_with_its_pods_is_cleared_and_comes_up_again(node
 def test_an_up_killed_at_any_moment_does_not_stop_the_next(node: Cluster) -> None:
     command = [str(CHECKOUT / ".venv/bin/python"), "-m", "devcluster", "up"]
     for after_s in (0.6, 1.5, 3.0):
+        # Not waited for: the `up` may find them all, some or none of them alive.
         for record in _records().values():
             os.kill(record.pid, signal.SIGKILL)
         with subprocess.Popen(command, cwd=CHECKOUT, stderr=subprocess.DEVNULL) as process:

@@ -3,13 +3,15 @@
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from devcluster import gobuild, preflight, status
+from devcluster import converge, gobuild, preflight, status
 from devcluster.api import unready_reason
 from devcluster.buildah import build_options, declared_arguments
+from devcluster.components import Component
 from devcluster.debian import mirror_of
 from devcluster.errors import DevClusterError
 from devcluster.images import full_name
@@ -114,6 +116,17 @@ def test_a_process_whose_first_thread_has_ended_lives_while_another_holds_its_po
             process.kill()
         wait_for("all of it has ended", lambda: start_ticks(process.pid) is None, 10, every_s=0.001)
         socket.create_server(("127.0.0.1", port)).close()
+
+
+def test_a_component_that_ends_while_its_answer_is_waited_for_is_gone_and_not_silent(tmp_path: Path) -> None:
+    # As a killed one that was still there when it was looked for: the silence of a living one is waited out.
+    component = Component("kube-scheduler", ("sleep", "100"), health=str(tmp_path / "nobody-listens"))
+    with subprocess.Popen(component.argv) as process:
+        record = ProcessRecord(
+            component.name, process.pid, start_ticks(process.pid) or -1, boot_id(), component.digest, component.argv
+        )
+        threading.Timer(0.5, process.kill).start()
+        assert converge.why_anew(ClusterPaths(tmp_path), component, record) == "its process is gone"
 
 
 def _stat(pid: int) -> str:
