@@ -151,22 +151,35 @@ class Reconciler:
         if target.revision is not None:
             if _is_outdated(observed):
                 # Said before anything is touched: at no moment do pods change under a Ready of the spec before.
-                await self._report(observed, target, [])
-                observed = self._cache.snapshot(key) or observed
+                problems = await self._report(observed, target, [])
+                told = self._unchanged(observed)
+                if told is None:
+                    return True
+                if _is_outdated(told):
+                    return _is_done(problems)
+                observed = told
             plan = make_plan(target, observed, self._now())
         problems = await self._carry_out(plan, observed)
-        problems += await self._restart_groups(key, target)
-        after = self._cache.snapshot(key)
-        if after is None or after.uid != observed.uid:
+        if self._unchanged(observed) is None:
             return True
-        if after.generation != observed.generation:
-            # The spec changed while this pass was acting on the one before: what it would report is about neither.
-            self.wake(key)
+        problems += await self._restart_groups(key, target)
+        after = self._unchanged(observed)
+        if after is None:
             return True
         problems += await self._report(after, target, problems)
-        for reason in {problem.reason for problem in problems}:
-            RECONCILE_ERRORS.labels(reason).inc()
-        return not problems
+        return _is_done(problems)
+
+    def _unchanged(self, judged: Observed) -> Observed | None:
+        """Return what is known by now of an object that a pass judged.
+
+        None where it is another one or its spec has changed meanwhile: what the pass knows is about neither. It is
+        looked at again then.
+        """
+        present = self._cache.snapshot(judged.key)
+        if present is None or (present.uid, present.generation) == (judged.uid, judged.generation):
+            return present
+        self.wake(judged.key)
+        return None
 
     async def _restart_groups(self, key: Key, target: Target) -> list[Problem]:
         """Make the groups anew that are due; return what could not be done."""
@@ -272,6 +285,13 @@ def _is_outdated(observed: Observed) -> bool:
         observed.status.get("observedGeneration") != observed.generation
         and ready_condition(observed.status).get("status") == "True"
     )
+
+
+def _is_done(problems: Sequence[Problem]) -> bool:
+    """Whether a pass did all that was to be done; what it could not do is counted."""
+    for reason in {problem.reason for problem in problems}:
+        RECONCILE_ERRORS.labels(reason).inc()
+    return not problems
 
 
 def backoff(failures: int) -> float:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from dcp_operator import names
-from dcp_operator.kinds import DEPLOYMENT, POD
+from dcp_operator.client import ApiError
+from dcp_operator.kinds import DEPLOYMENT, DEPLOYMENT_OF_ENGINES, POD, Kind
 from dcp_operator.observed import Key
 from dcp_operator.reconciler import Reconciler
 from dcp_operator.status import condition_of, ready_condition
@@ -45,14 +46,31 @@ class Turns:
         body["spec"] |= changes
         self.api.put(body)
 
-    def look(self) -> None:
+    def look(self, *, is_done: bool = True) -> None:
         """Deliver all events, then make one pass."""
 
         async def one_pass() -> bool:
             observe(self.api, cache=self.reconciler._cache)
             return await self.reconciler.reconcile(CHAT)
 
-        assert asyncio.run(one_pass())
+        assert asyncio.run(one_pass()) == is_done
+
+    def at_the_next_status(self, happens: Callable[[], None], *, after: bool = False) -> None:
+        """Have something happen right before the next status is written, or right after, before that is answered."""
+        real = self.api.apply
+
+        def apply(kind: Kind, namespace: str, manifest: dict, subresource: str | None = None) -> dict:
+            if subresource != "status":
+                return real(kind, namespace, manifest, subresource)
+            self.api.apply = real  # type: ignore[method-assign]
+            if not after:
+                happens()
+                return real(kind, namespace, manifest, subresource)
+            answer = real(kind, namespace, manifest, subresource)
+            happens()
+            return answer
+
+        self.api.apply = apply  # type: ignore[method-assign]
 
     def turn(self, *, broken: str = "") -> None:
         self.api.run_deployments(broken=frozenset({broken}))
@@ -138,6 +156,61 @@ def test_both_roles_move_in_paired_steps_and_one_engine_of_each_at_a_time(turns)
         (None, (3, 3, 1)),
     ]
     assert ready_condition(world.status)["status"] == "True"
+
+
+def test_an_edit_while_the_one_before_is_reported_is_never_called_ready(turns):
+    # The first edit changes no pod, so that what its pass knows calls the object Ready.
+    world = turns(transferCheck={"enabled": False})
+    a = world.revision
+    assert ready_condition(world.status)["status"] == "True"
+    world.at_the_next_status(lambda: world.edit(image=NEW))
+    world.edit(revisionHistoryLimit=3)
+    world.look()
+    assert world.status["observedGeneration"] == ready_condition(world.status)["observedGeneration"] == 2
+    assert world.api.owner()["metadata"]["generation"] == 3
+    world.look()
+    assert world.status["observedGeneration"] == 3
+    assert ready_condition(world.status)["status"] == "False"
+    world.rest()
+    assert world.replicas() == {world.revision: (1, 1, 1)}
+    assert world.revision != a
+
+
+def test_no_pod_changes_before_the_status_has_said_so(turns):
+    world = turns(transferCheck={"enabled": False})
+    a = world.revision
+
+    def refuse() -> None:
+        raise ApiError(500, "InternalError", "the store is away")
+
+    world.edit(image=NEW)
+    world.api.writes.clear()
+    world.at_the_next_status(refuse)
+    world.look(is_done=False)
+    assert world.api.writes == []
+    assert ready_condition(world.status)["status"] == "True"
+    world.look()
+    assert ready_condition(world.status)["status"] == "False"
+    assert set(world.replicas()) == {a, world.revision}
+
+
+def test_an_object_made_anew_while_the_one_before_is_reported_gets_none_of_its_children(turns):
+    world = turns(transferCheck={"enabled": False})
+    world.edit(image=NEW)
+
+    def replace() -> None:
+        for kind, name in world.api.children():
+            world.api.remove(kind, CHAT.namespace, name)
+        world.api.remove(DEPLOYMENT_OF_ENGINES.kind, CHAT.namespace, CHAT.name)
+        world.api.put(owner(transferCheck={"enabled": False}))
+        observe(world.api, cache=world.reconciler._cache)
+
+    world.at_the_next_status(replace, after=True)
+    world.look()
+    assert world.api.children() == {}
+    world.rest()
+    uid = world.api.owner()["metadata"]["uid"]
+    assert {body["metadata"]["ownerReferences"][0]["uid"] for body in world.api.children().values()} == {uid}
 
 
 def test_a_revert_in_the_middle_keeps_what_serves_and_removes_the_new(turns):
