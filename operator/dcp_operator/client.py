@@ -18,6 +18,7 @@ from kubernetes import config as _untyped_config
 from dcp_operator import names
 from dcp_operator.kinds import CONTROLLER_REVISION, EVENT, POD, Kind
 from dcp_operator.metrics import request_made
+from dcp_operator.server_clock import ServerClock
 
 _client: Any = _untyped_client
 _config: Any = _untyped_config
@@ -81,6 +82,8 @@ class Api:
         self._host = str(configuration.host).rstrip("/")
         self._sleep = sleep
         self._keep = keep
+        #: The API server's time, as its answers tell it.
+        self.clock = ServerClock()
 
     def get(self, kind: Kind, namespace: str, name: str) -> Body | None:
         """Return one object, None if there is none."""
@@ -291,7 +294,7 @@ class Api:
         self, method: str, url: str, headers: dict[str, str], payload: bytes | None, timeout_s: tuple[float, float]
     ) -> urllib3.BaseHTTPResponse:
         try:
-            return self._pool.request(
+            response = self._pool.request(
                 method,
                 url,
                 body=payload,
@@ -303,6 +306,8 @@ class Api:
         except urllib3.exceptions.HTTPError as error:
             request_made(method, url.partition("?")[0].removeprefix(self._host), 0)
             raise _unreachable(error) from error
+        self.clock.hear(response.headers.get("Date"))
+        return response
 
     def _url(self, path: str, query: dict[str, str] | None) -> str:
         given = urlencode({key: value for key, value in (query or {}).items() if value})

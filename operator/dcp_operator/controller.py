@@ -1,7 +1,6 @@
 """The controller process: its environment, and its run."""
 
 import base64
-import datetime
 import gc
 import logging
 import os
@@ -63,11 +62,6 @@ def read_environment(environment: Mapping[str, str]) -> Environment:
     )
 
 
-def now() -> str:
-    """Return the time as RFC 3339, in seconds."""
-    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 def fresh_key() -> str:
     """Return a new key for the control channel: 32 random bytes as hex digits, base64 as a Secret holds it."""
     return base64.b64encode(secrets.token_hex(_KEY_BYTES).encode()).decode()
@@ -99,7 +93,7 @@ def main() -> int:
             api,
             replace(environment.operator, catalogue=models.catalogue),
             namespaces=environment.namespaces,
-            now=now,
+            now=api.clock.now,
             fresh_key=fresh_key,
             models=models,
         )

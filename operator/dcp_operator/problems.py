@@ -79,6 +79,7 @@ def pod_problem(pod: Body, component: str, namespace: str, template: Body | None
         _refused_problem(name, containers),
         _crash_problem(name, containers, namespace),
         _unschedulable(name, status, template or {}),
+        _not_counted(name, status),
         _not_answering(name, status, component, namespace),
     )
     for problem in checks:
@@ -191,6 +192,29 @@ def _pod_spec(workload: Body) -> Body:
     """Return the pods' spec of a Deployment, or of the workers of a LeaderWorkerSet."""
     return section(workload, "spec", "template", "spec") or section(
         workload, "spec", "leaderWorkerTemplate", "workerTemplate", "spec"
+    )
+
+
+def _not_counted(name: str, status: Body) -> Problem | None:
+    """Return why a pod is not ready whose containers all are.
+
+    That is the kubelet's word on them, its last one where the node has gone: Kubernetes then turns the pod's Ready to
+    False and leaves the rest as it was (MarkPodsNotReady in pkg/controller/util/node of Kubernetes).
+    """
+    conditions = {condition.get("type"): condition for condition in entries(status, "conditions")}
+    if conditions.get("ContainersReady", {}).get("status") != "True":
+        return None
+    ready = conditions.get("Ready", {})
+    if ready.get("reason") == "ReadinessGatesNotReady":
+        said = cut(ready.get("message") or "no reason given")
+        return Problem(
+            Reason.PODS_PENDING, f"the containers of pod {name} are ready, its readiness gates are not: {said}"
+        )
+    return Problem(
+        Reason.NODE_LOST,
+        f"the node of pod {name} doesn't answer any more. Kubernetes replaces a pod that it gives up: after "
+        "five minutes unless tolerations say otherwise, or as soon as the Node is deleted. See which node it is with "
+        f"kubectl get pod {name} -o wide",
     )
 
 

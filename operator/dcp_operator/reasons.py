@@ -25,6 +25,7 @@ class Reason(StrEnum):
     MODEL_LOAD_FAILED = "ModelLoadFailed"
     CRASH_LOOP = "CrashLoop"
     UNSCHEDULABLE = "Unschedulable"
+    NODE_LOST = "NodeLost"
     PROBE_FAILED = "ProbeFailed"
     SCALED_TO_ZERO = "ScaledToZero"
     # What keeps KV from moving although pods are ready.

@@ -54,7 +54,7 @@ def make_status(
         observed_generation=observed.generation,
         conditions=_with_times(said, observed, now),
         current_revision=revision if revision in serving else (serving[-1] if serving else None),
-        update_revision=revision or observed.status.get("updateRevision"),
+        update_revision=revision,
         prefill=_counts(observed, Role.PREFILL, revision),
         decode=_counts(observed, Role.DECODE, revision),
         router=_counts(observed, names.ROUTER, revision),

@@ -14,6 +14,11 @@ def parsed(text: str) -> datetime | None:
         return None
 
 
+def written(time: datetime) -> str:
+    """Return a time as text; it has to know its zone."""
+    return time.astimezone(UTC).strftime(_FORMAT)
+
+
 def seconds_between(earlier: str, later: str) -> float | None:
     """Return the seconds between two times, None where one of them is none."""
     begin, end = parsed(earlier), parsed(later)

@@ -43,7 +43,7 @@ class Server:
                     return
                 status, headers, body = given
                 data = body if isinstance(body, bytes) else json.dumps(body).encode()
-                self.send_response(status)
+                self.send_response_only(status)
                 for name, value in {"Content-Length": str(len(data)), **headers}.items():
                     self.send_header(name, value)
                 self.end_headers()
@@ -122,6 +122,13 @@ def test_what_may_have_reached_the_server_is_not_sent_twice(api: Api, server: Se
         api.apply(SERVICE, "models", MANIFEST) if call == "apply" else api.get(SERVICE, "models", "chat")
     assert caught.value.status == 0
     assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("status", [200, 404])
+def test_the_time_of_an_answer_is_that_of_the_server_and_not_of_this_machine(api: Api, server: Server, status: int):
+    server.answers = [(status, {"Date": "Sun, 06 Nov 2033 08:49:37 GMT"}, {"message": "none"})]
+    api.get(SERVICE, "models", "chat")
+    assert api.clock.now().startswith("2033-11-06T08:49:")
 
 
 def test_calls_share_a_connection(api: Api, server: Server):

@@ -4,12 +4,10 @@ import asyncio
 import base64
 import copy
 import itertools
-import time
 
 import pytest
 
 from dcp_operator.brake import FREE
-from dcp_operator.calls import STUCK_S
 from dcp_operator.catalogue import builtin, read_entries
 from dcp_operator.client import ApiError
 from dcp_operator.gather import WATCHED_KINDS
@@ -449,34 +447,6 @@ def test_a_pass_that_does_not_end_is_reported_by_the_liveness_probe(loop: Loop, 
         monkeypatch.setattr("dcp_operator.calls.STUCK_S", 0.01)
         assert loop.reconciler.problems() == ["reconciling does not end for: models/chat"]
         await loop.reconciler.stop()
-
-    asyncio.run(scenario())
-
-
-def test_a_pass_that_waits_for_a_slow_api_server_is_not_stuck(loop: Loop, monkeypatch: pytest.MonkeyPatch):
-    async def scenario() -> None:
-        loop.api.put(owner())
-
-        async def hangs(key: Key) -> bool:
-            await asyncio.Event().wait()
-            return True
-
-        loop.reconciler.reconcile = hangs  # type: ignore[method-assign]
-        await loop.reconciler.start()
-        await asyncio.sleep(0.05)
-        clock = time.monotonic() + 1000
-        monkeypatch.setattr("dcp_operator.calls.time.monotonic", lambda: clock)
-        with pytest.raises(ApiError):
-            await loop.reconciler._calls.run(refused)
-        assert loop.reconciler.problems() == []
-        clock += STUCK_S + 1
-        # What is asked beside the passes says nothing about them.
-        await loop.reconciler.lists.refresh(SERVICE)
-        assert loop.reconciler.problems() == ["reconciling does not end for: models/chat"]
-        await loop.reconciler.stop()
-
-    def refused() -> None:
-        raise ApiError(0, "Unreachable", "the API server does not answer")
 
     asyncio.run(scenario())
 

@@ -1,6 +1,7 @@
 """The status: conditions, counts and columns, from observed facts alone."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 
@@ -98,6 +99,18 @@ def test_all_is_well_when_everything_is_ready():
     }
     assert status["currentRevision"] == status["updateRevision"] == revision(observed)
     assert status["observedGeneration"] == 1
+
+
+def test_a_spec_that_is_refused_has_no_revision_and_no_pod_is_of_it():
+    observed = world(ready=True)
+    before = status_of(observed)
+    refused = copy.deepcopy(dict(observed.body))
+    refused["spec"]["decode"]["parallelism"] = {"tensor": 8, "decodeContext": 3}
+    status = status_of(replace(observed, body={**refused, "status": before}))
+    assert conditions(status)["Ready"]["reason"] == "InvalidSpec"
+    assert "updateRevision" not in status
+    assert status["currentRevision"] == before["currentRevision"]
+    assert status["decode"]["updatedReplicas"] == 0
 
 
 def test_the_status_is_what_the_crd_allows():

@@ -139,6 +139,26 @@ CASES = {
         Reason.PROBE_FAILED,
         ["readiness probe fails", "describe pod p"],
     ),
+    "engine whose node has gone": (
+        # The kubelet said last that all is well, and Kubernetes alone that the pod is not ready.
+        "decode",
+        {
+            "containers": [{"name": "main", "state": RUNNING, "started": True}],
+            "conditions": [{"type": "ContainersReady", "status": "True"}],
+            "since": "2026-01-01T00:05:00Z",
+        },
+        Reason.NODE_LOST,
+        ["the node of pod p doesn't answer", "get pod p -o wide"],
+    ),
+    "router whose node has gone": (
+        "router",
+        {
+            "containers": [{"name": "main", "state": RUNNING, "started": True}],
+            "conditions": [{"type": "ContainersReady", "status": "True"}],
+        },
+        Reason.NODE_LOST,
+        ["the node of pod p doesn't answer"],
+    ),
     "router without engines": (
         "router",
         {"containers": [{"name": "main", "state": RUNNING, "started": True}]},
@@ -161,6 +181,18 @@ CASES = {
         [],
     ),
 }
+
+
+def test_a_pod_that_waits_for_readiness_gates_says_so():
+    waits = pod("decode", "r1", name="p", containers=[{"name": "main", "state": RUNNING, "started": True}])
+    waits["status"]["conditions"] = [
+        {"type": "ContainersReady", "status": "True"},
+        {"type": "Ready", "status": "False", "reason": "ReadinessGatesNotReady", "message": "gate lb is missing"},
+    ]
+    problem = pod_problem(waits, "decode", "models")
+    assert problem is not None
+    assert problem.reason is Reason.PODS_PENDING
+    assert "its readiness gates are not: gate lb is missing" in problem.message
 
 
 @pytest.mark.parametrize("case", CASES)
