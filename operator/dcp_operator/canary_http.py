@@ -50,18 +50,20 @@ class HttpProbe:
         timeout = aiohttp.ClientTimeout(total=PAGE_S, sock_connect=CONNECT_S)
         connector = aiohttp.TCPConnector(limit=_AT_ONCE)
         async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-            outcome = Outcome(judge(_nothing(request)), 0)
-            for attempt in range(1, _TRIES + 1):
-                outcome = Outcome((await self._try(session, request)), attempt)
-                if not outcome.verdict.is_ambiguous:
+            verdict, num_prompts = judge(_nothing(request)), 0
+            for _ in range(_TRIES):
+                verdict, is_sent = await self._try(session, request)
+                num_prompts += is_sent
+                if not verdict.is_ambiguous:
                     break
-            return outcome
+            return Outcome(verdict, num_prompts)
 
-    async def _try(self, session: aiohttp.ClientSession, request: Request) -> Verdict:
+    async def _try(self, session: aiohttp.ClientSession, request: Request) -> tuple[Verdict, bool]:
+        """Return what one try found, and whether its prompt has reached the router."""
         before, unread = await _read(session, request)
         if unread:
             pages = _pages(request, before, before, unread)
-            return judge(Evidence(request.num_tokens, Answer(None, "not asked"), pages))
+            return judge(Evidence(request.num_tokens, Answer(None, "not asked"), pages)), False
         answer = await self._ask(session, request)
         deadline = time.monotonic() + self._settle_s
         while True:
@@ -73,7 +75,7 @@ class HttpProbe:
             await asyncio.sleep(_POLL_S)
         if verdict.said.status == "False":
             verdict = judge(replace(evidence, failures=await _failures(session, request)))
-        return verdict
+        return verdict, answer.is_reached
 
     async def _ask(self, session: aiohttp.ClientSession, request: Request) -> Answer:
         url, body = f"{request.router_url}/v1/completions", completion_body(request, self._new_nonce())

@@ -23,7 +23,7 @@ from tests.support.operator_process import (
     stand_in,
     wait_for,
 )
-from tests.support.stand_ins import served, tell
+from tests.support.stand_ins import complete, first_answer, tell
 
 GOLDEN = Path(__file__).parents[1] / "unit" / "golden"
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -117,9 +117,8 @@ def test_an_object_becomes_ready_and_its_service_answers_through_both_roles(real
     }
     assert set(body["status"]["decode"].values()) == {1}
     address = real.get("service", chat, "-n", namespace)["spec"]["clusterIP"]
-    answer = _post(f"http://{address}/v1/completions", {"model": "chat", "prompt": "hello", "max_tokens": 4})
     # Decode's stand-in says who computed the prompt: both roles were asked, of one revision.
-    went = served(answer)
+    went = first_answer(address)
     assert (went.recomputed, len(set(went.revisions))) == (None, 1)
 
 
@@ -247,7 +246,7 @@ def test_a_new_revision_takes_over_without_the_service_ever_failing(
     while time.monotonic() < deadline:
         asked += 1
         try:
-            _post(f"http://{address}/v1/completions", {"model": "chat", "prompt": "hello", "max_tokens": 4})
+            complete(address)
         except OSError:
             failures += 1
         said = ready(real, namespace, chat)
@@ -429,11 +428,3 @@ def test_the_log_has_no_traceback_and_no_key(operator: Process):
 def _generation_seen(real: Cluster, namespace: str, name: str) -> dict | None:
     body = copy.deepcopy(get(real, namespace, name))
     return body if body["status"]["observedGeneration"] == body["metadata"]["generation"] else None
-
-
-def _post(url: str, body: dict) -> dict:
-    import urllib.request
-
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        return json.loads(answer.read())

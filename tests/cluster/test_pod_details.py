@@ -1,6 +1,5 @@
 """Details of pods on the real node: engines on its network side by side, and a model pulled once into a claim."""
 
-import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from tests.support.operator_process import (
     wait_for,
 )
 from tests.support.stand_in_hub import COUNT, FAIL, MODULE
-from tests.support.stand_ins import Served, complete
+from tests.support.stand_ins import first_answer
 
 READY_S = 90.0
 HUB = "/stand-in-hub"
@@ -55,14 +54,7 @@ def host_ports(pod: dict) -> set[int]:
 def answered_by(real: Cluster, namespace: str, name: str) -> str:
     """Send a prompt to an object's Service; return the prefill pod that computed it."""
     address = real.get("service", name, "-n", namespace)["spec"]["clusterIP"]
-
-    def answer() -> Served | None:
-        # Ready comes before the node's rules for the Service know the router.
-        with contextlib.suppress(OSError):
-            return complete(f"{address}:80", model=name)
-        return None
-
-    served = wait_for(f"the Service of {name} answers", answer, 20)
+    served = first_answer(address, model=name)
     assert served.prefill is not None, served
     return served.prefill["pod"]
 

@@ -1,9 +1,7 @@
 """Rollouts on the real API server and node, with stand-in engines and the real router."""
 
 import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,8 +18,7 @@ from tests.support.operator_process import (
     stand_in,
     wait_for,
 )
-from tests.support.rollout_watch import ENGINES, Witness
-from tests.support.stand_ins import complete
+from tests.support.rollout_watch import Witness, asked_all_the_time
 
 READY_S = 120.0
 WANTED = (3, 2)
@@ -77,50 +74,17 @@ def deployments(real: Cluster, namespace: str) -> dict[str, int]:
     return {item["metadata"]["name"]: item["spec"]["replicas"] for item in items}
 
 
-@contextmanager
-def asked_all_the_time(real: Cluster, namespace: str) -> Iterator[list[tuple[str | None, str] | str]]:
-    """Send requests to the object's Service until the block ends; what each went through, or why it failed."""
-    address = real.get("service", "chat", "-n", namespace)["spec"]["clusterIP"]
-    answers: list[tuple[str | None, str] | str] = []
-    is_over = threading.Event()
-
-    def ask() -> None:
-        while not is_over.is_set():
-            try:
-                answers.append(complete(address, timeout_s=30).revisions)
-            except OSError as error:
-                answers.append(str(error))
-            is_over.wait(0.05)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    try:
-        yield answers
-    finally:
-        is_over.set()
-        thread.join()
-
-
-def judge(witness: Witness) -> None:
-    """Hold what was seen to maxSurge 1 and maxUnavailable 0."""
-    lowest, event = witness.lowest()
-    assert lowest >= 1, f"only {lowest} served after {event}"
-    for role, wanted in zip(ENGINES, WANTED, strict=True):
-        assert witness.most[role] <= wanted + 1
-    assert witness.faults == []
-
-
 def test_during_a_change_of_both_roles_capacity_surge_and_pairs_hold_and_no_request_fails(
     real: Cluster, api: ApiServer, namespace: str, operator: Process
 ):
     apply_as_user(real, namespace, made_with(1))
     old = wait_until_ready(real, namespace, operator)
     witness = Witness("chat", WANTED)
-    with witness.watching(api, namespace), asked_all_the_time(real, namespace) as answers:
+    with witness.watching(api, namespace), asked_all_the_time(real, namespace, "chat") as answers:
         apply_as_user(real, namespace, made_with(2))
         wait_for("the change is seen", lambda: status(real, namespace)["status"]["updateRevision"] != old, 20)
         new = wait_until_ready(real, namespace, operator)
-    judge(witness)
+    witness.judge()
     # Every request went through one revision, and both revisions had their turn.
     assert set(answers) == {(old, old), (new, new)}
     assert set(deployments(real, namespace)) == {f"chat-{each}-{new}" for each in ("prefill", "decode", "router")}
@@ -133,7 +97,7 @@ def test_a_revert_in_the_middle_of_a_change_keeps_every_pod_that_serves(
     old = wait_until_ready(real, namespace, operator)
     before = pods(real, namespace, old)
     witness = Witness("chat", WANTED)
-    with witness.watching(api, namespace), asked_all_the_time(real, namespace) as answers:
+    with witness.watching(api, namespace), asked_all_the_time(real, namespace, "chat") as answers:
         # Prefill never gets ready, as if it had been given an option that breaks it.
         apply_as_user(real, namespace, made_with(3, told={"unready": "told to be"}))
         wait_for("the change is seen", lambda: status(real, namespace)["status"]["updateRevision"] != old, 20)
@@ -144,7 +108,7 @@ def test_a_revert_in_the_middle_of_a_change_keeps_every_pod_that_serves(
         apply_as_user(real, namespace, made_with(2))
         wait_for("the broken one is gone", lambda: not any(new in name for name in deployments(real, namespace)), 60)
         assert wait_until_ready(real, namespace, operator) == old
-    judge(witness)
+    witness.judge()
     assert pods(real, namespace, old) == before
     assert set(answers) == {(old, old)}
 
@@ -160,7 +124,7 @@ def test_a_controller_that_is_killed_at_any_point_of_a_change_goes_on_and_ends_r
     apply_as_user(real, namespace, made_with(2))
     old = wait_until_ready(real, namespace, operator)
     witness = Witness("chat", WANTED)
-    with witness.watching(api, namespace), asked_all_the_time(real, namespace) as answers:
+    with witness.watching(api, namespace), asked_all_the_time(real, namespace, "chat") as answers:
         apply_as_user(real, namespace, made_with(4))
 
         def replicas(revision: str, role: str) -> int | None:
@@ -171,7 +135,7 @@ def test_a_controller_that_is_killed_at_any_point_of_a_change_goes_on_and_ends_r
 
         points: list[tuple[str, Callable[[], bool]]] = [
             ("the new workloads are being made", begun),
-            ("the first old engine goes", lambda: replicas(old, "prefill") == WANTED[0] - 1),
+            ("the first old engine goes", lambda: (replicas(old, "prefill") or 0) < WANTED[0]),
             ("the old routers go", lambda: replicas(old, "router") is None),
         ]
         for what, is_there in points:
@@ -179,7 +143,7 @@ def test_a_controller_that_is_killed_at_any_point_of_a_change_goes_on_and_ends_r
             operator.stop(signal.SIGKILL)
             operator.start()
         new = wait_until_ready(real, namespace, operator)
-    judge(witness)
+    witness.judge()
     assert set(answers) == {(old, old), (new, new)}
     assert deployments(real, namespace) == {
         f"chat-prefill-{new}": WANTED[0],

@@ -111,15 +111,13 @@ def test_what_leaves_the_spec_alone_passes_even_if_the_spec_would_be_refused_now
     name = f"dcp-test-{namespace}"
     configuration = real.get("validatingwebhookconfiguration", name)
     real.kubectl("delete", "validatingwebhookconfiguration", name)
-    wait_for("the webhook is not asked", lambda: _is_taken(real, namespace, broken()), 20)
+    wait_for("the webhook is not asked", lambda: _would_be_taken(real, namespace, broken()), 20)
+    apply_as_user(real, namespace, broken())
     for key in ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields"):
         configuration["metadata"].pop(key, None)
     real.apply(configuration)
-    wait_for(
-        "the webhook is asked again",
-        lambda: not _is_taken(real, namespace, {**broken(), "metadata": {"name": "b2"}}),
-        20,
-    )
+    another = {**broken(), "metadata": {"name": "b2"}}
+    wait_for("the webhook is asked again", lambda: not _would_be_taken(real, namespace, another), 20)
     real.kubectl("label", "dcpd", "broken", "-n", namespace, "team=search")
     real.kubectl(
         "patch", "dcpd", "broken", "-n", namespace, "--type=merge", "-p", '{"metadata":{"finalizers":["a.b/c"]}}'
@@ -138,7 +136,8 @@ def test_nothing_is_asked_about_a_delete_even_with_the_webhook_down(real: Cluste
     del down["webhooks"][0]["clientConfig"]["caBundle"]
     real.apply(down)
     try:
-        wait_for("it is down", lambda: not _is_taken(real, namespace, stand_in("good", image="acme/engine:2")), 20)
+        changed = stand_in("good", image="acme/engine:2")
+        wait_for("it is down", lambda: not _would_be_taken(real, namespace, changed), 20)
         real.kubectl("delete", "dcpd", "good", "-n", namespace, "--timeout=10s")
     finally:
         real.kubectl("delete", "validatingwebhookconfiguration", down["metadata"]["name"])
@@ -207,7 +206,8 @@ def test_a_renewed_certificate_is_served_without_a_restart(real: Cluster, namesp
     real.kubectl(
         "patch", "validatingwebhookconfiguration", f"dcp-test-{namespace}", "--type=json", "-p", json.dumps(patch)
     )
-    wait_for("reviews are answered with it", lambda: _is_taken(real, namespace, stand_in("good")), 20)
+    changed = stand_in("good", image="acme/engine:3")
+    wait_for("reviews are answered with it", lambda: _would_be_taken(real, namespace, changed), 20)
 
 
 def test_a_certificate_that_is_broken_for_a_moment_changes_nothing(server: Webhook):
@@ -224,9 +224,10 @@ def test_the_log_has_no_traceback(server: Webhook):
     assert "Traceback" not in server.process.said()
 
 
-def _is_taken(real: Cluster, namespace: str, manifest: dict) -> bool:
+def _would_be_taken(real: Cluster, namespace: str, manifest: dict) -> bool:
+    """Whether a manifest is admitted. It is not stored: what is the same as what is stored is never judged again."""
     try:
-        apply_as_user(real, namespace, manifest)
+        apply_as_user(real, namespace, manifest, "--dry-run=server")
     except AssertionError:
         return False
     return True

@@ -20,22 +20,27 @@ from tests.support.specimens import loaded
 
 DCPCTL = Path(sys.executable).with_name("dcpctl")
 Body = dict[str, Any]
+Answer = tuple[int, Body]
+Answers = Answer | list[Answer]
 
 
 @contextmanager
-def api_server(answers: dict[tuple[str, str], tuple[int, Body]]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """A server with an answer for each (method, end of the path), else 404; yields its address and what was asked."""
+def api_server(answers: dict[tuple[str, str], Answers]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """A server with an answer for each (method, end of the path), else 404; yields its address and what was asked.
+
+    Of several answers each is given once, the last one for ever.
+    """
     asked: list[tuple[str, str]] = []
+    left = {which: list(given) if isinstance(given, list) else [given] for which, given in answers.items()}
 
     class Handler(BaseHTTPRequestHandler):
         def answer(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
             path = self.path.partition("?")[0]
             asked.append((self.command, path))
-            found = (
-                answer for (method, end), answer in answers.items() if self.command == method and path.endswith(end)
-            )
-            status, body = next(found, (404, {"reason": "NotFound", "message": "not found"}))
+            found = (given for (method, end), given in left.items() if self.command == method and path.endswith(end))
+            given = next(found, [(404, {"reason": "NotFound", "message": "not found"})])
+            status, body = given.pop(0) if len(given) > 1 else given[0]
             payload = json.dumps(body).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(payload)))
@@ -95,7 +100,7 @@ def revisions() -> list[Body]:
     ]
 
 
-def undo_answered(status: int, body: Body) -> dict[tuple[str, str], tuple[int, Body]]:
+def undo_answered(status: int, body: Body) -> dict[tuple[str, str], Answers]:
     return {
         ("GET", "/dcpdisaggdeployments/chat"): (200, owner(namespace="default")),
         ("GET", "/controllerrevisions"): (200, {"metadata": {}, "items": revisions()}),
@@ -120,6 +125,34 @@ def test_an_undo_is_one_patch_of_the_object(tmp_path: Path):
     with api_server(undo_answered(200, owner(namespace="default"))) as (address, asked):
         result = dcpctl(tmp_path, address, "undo", "chat")
     assert (result.returncode, result.stdout) == (0, "default/chat goes back to state 1\n")
+    assert [method for method, _ in asked].count("PATCH") == 1
+
+
+TAKEN = (409, {"reason": "Conflict", "message": "the object has been modified"})
+
+
+def versioned(version: str, generation: int) -> Answer:
+    body = owner(namespace="default")
+    body["metadata"] |= {"resourceVersion": version, "generation": generation}
+    return 200, body
+
+
+def test_reports_of_the_operator_meanwhile_are_no_edit(tmp_path: Path):
+    answers = undo_answered(200, owner(namespace="default"))
+    answers["GET", "/dcpdisaggdeployments/chat"] = [versioned("7", 2), versioned("8", 2), versioned("9", 2)]
+    answers["PATCH", "/dcpdisaggdeployments/chat"] = [TAKEN, TAKEN, (200, owner(namespace="default"))]
+    with api_server(answers) as (address, asked):
+        result = dcpctl(tmp_path, address, "undo", "chat")
+    assert (result.returncode, result.stdout) == (0, "default/chat goes back to state 1\n")
+    assert [method for method, _ in asked].count("PATCH") == 3
+
+
+def test_an_edit_meanwhile_is_not_undone_unseen(tmp_path: Path):
+    answers = undo_answered(*TAKEN)
+    answers["GET", "/dcpdisaggdeployments/chat"] = [versioned("7", 2), versioned("8", 3)]
+    with api_server(answers) as (address, asked):
+        result = dcpctl(tmp_path, address, "undo", "chat")
+    assert result.returncode == 1
     assert [method for method, _ in asked].count("PATCH") == 1
 
 

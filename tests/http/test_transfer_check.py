@@ -132,9 +132,11 @@ def test_what_keeps_the_check_from_being_made_is_no_failure_of_the_transfer(case
     make, answers, words = UNCHECKED[case]
     with line() as found:
         found.answers = list(answers)
-        said = check(make(found)).verdict.said
+        outcome = check(make(found))
+    said = outcome.verdict.said
     assert (said.status, said.reason) == ("Unknown", Reason.NOT_CHECKED), said.message
     assert words in said.message
+    assert outcome.num_prompts == len(answers), "what never left is not counted as sent"
 
 
 def test_engines_without_the_connectors_counters_have_no_connector():

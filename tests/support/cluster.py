@@ -78,10 +78,10 @@ class Cluster:
         self.kubectl("apply", "--server-side", "--field-manager=tests", *where, "-f", "-", input=document)
 
     @contextmanager
-    def namespace(self, prefix: str = "test") -> Iterator[str]:
+    def namespace(self, prefix: str = "test", labels: dict[str, str] | None = None) -> Iterator[str]:
         """A namespace of its own name, deleted with everything in it afterwards."""
         name = f"{prefix}-{uuid.uuid4().hex[:8]}"
-        self.kubectl("create", "namespace", name)
+        self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels or {}}})
         try:
             yield name
         finally:

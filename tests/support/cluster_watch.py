@@ -55,12 +55,20 @@ class ApiServer:
 
     def items(self, path: str) -> list[Body]:
         """Return the items of a list."""
-        return self.call("GET", path)["items"]
+        return self.listed(path)[0]
+
+    def listed(self, path: str) -> tuple[list[Body], str]:
+        """Return the items of a list, and its version: a watch from that on misses nothing."""
+        found = self.call("GET", path)
+        return found["items"], found["metadata"]["resourceVersion"]
 
     @contextmanager
-    def watch(self, path: str, take: Callable[[Seen], None]) -> Iterator[None]:
-        """Have `take` called in a thread for everything that happens to the objects at a path, until the block ends."""
-        version = self.call("GET", f"{path}{'&' if '?' in path else '?'}limit=1")["metadata"]["resourceVersion"]
+    def watch(self, path: str, take: Callable[[Seen], None], version: str = "") -> Iterator[None]:
+        """Have `take` called in a thread for everything that happens to the objects at a path, until the block ends.
+
+        `version` is that of a list from which on it is told, by default one that is made now.
+        """
+        version = version or self.listed(f"{path}{'&' if '?' in path else '?'}limit=1")[1]
         query = f"{'&' if '?' in path else '?'}watch=1&resourceVersion={version}&timeoutSeconds=3600"
         answer = self._pool.request(
             "GET", path + query, preload_content=False, timeout=urllib3.Timeout(connect=5, read=None)

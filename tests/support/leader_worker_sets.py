@@ -10,7 +10,8 @@ from dcp_operator.kinds import LEADER_WORKER_SET
 from devcluster import groups
 from devcluster.paths import this_cache
 from tests.support.cluster import Cluster
-from tests.support.operator_process import conditions, free_port, wait_for
+from tests.support.engines import free_ports
+from tests.support.operator_process import is_served, wait_for
 
 CRD = f"{LEADER_WORKER_SET.plural}.{LEADER_WORKER_SET.group}"
 
@@ -31,15 +32,15 @@ def leader_worker_sets(cluster: Cluster, scratch: Path) -> Iterator[None]:
     cache = this_cache()
     program = groups.ensure_program(cache, print)
     authority = groups.make_certificate(cache.cluster, scratch)
-    port = free_port()
+    port, health_port = free_ports(2)
     settings, log = scratch / "lws.yaml", scratch / "lws.log"
-    settings.write_text(groups.configuration(scratch, port, free_port()))
+    settings.write_text(groups.configuration(scratch, port, health_port))
     # Too large for the annotation of a client-side apply.
     definitions = json.dumps({"apiVersion": "v1", "kind": "List", "items": groups.definitions(program)})
     process: subprocess.Popen[bytes] | None = None
     try:
         cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", input=definitions)
-        wait_for("LeaderWorkerSets are served", lambda: "Established" in conditions(cluster.get("crd", CRD)), 30)
+        wait_for("LeaderWorkerSets are served", lambda: is_served(cluster, CRD), 30)
         # Before the controller, as in any installation: it must never make a pod that its webhook has not seen.
         cluster.apply(*groups.webhooks(program, port, authority))
         with log.open("wb") as output:
@@ -53,10 +54,12 @@ def leader_worker_sets(cluster: Cluster, scratch: Path) -> Iterator[None]:
         wait_for("LeaderWorkerSet's webhook listens", lambda: _listens(process, log), 60)
         yield
     finally:
-        remove(cluster, program)
-        if process is not None:
-            process.terminate()
-            process.wait(30)
+        try:
+            remove(cluster, program)
+        finally:
+            if process is not None:
+                process.terminate()
+                process.wait(30)
 
 
 def _listens(process: subprocess.Popen[bytes], log: Path) -> bool:

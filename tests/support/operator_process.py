@@ -145,11 +145,16 @@ def without_release(cluster: Cluster, *, image: bool = True) -> Iterator[Cluster
                 cluster.kubectl("delete", "crd", *brought)
 
 
+def is_served(cluster: Cluster, name: str) -> bool:
+    """Whether the API server serves the kind of a definition."""
+    return conditions(cluster.get("crd", name)).get("Established", {}).get("status") == "True"
+
+
 def install_crd(cluster: Cluster) -> None:
     """Install or update the custom resource definitions, and wait until they are served."""
     cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", CRDS)
     for name in DEFINITIONS:
-        wait_for(f"{name} is served", lambda name=name: "Established" in conditions(cluster.get("crd", name)), 30)
+        wait_for(f"{name} is served", lambda name=name: is_served(cluster, name), 30)
 
 
 @contextmanager
@@ -329,9 +334,9 @@ def conditions(body: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {condition["type"]: condition for condition in body.get("status", {}).get("conditions", [])}
 
 
-def apply_as_user(cluster: Cluster, namespace: str, manifest: dict[str, Any]) -> str:
+def apply_as_user(cluster: Cluster, namespace: str, manifest: dict[str, Any], *options: str) -> str:
     """Apply one object as `kubectl apply` does, and return what it printed."""
-    return cluster.kubectl("apply", "-n", namespace, "-f", "-", input=json.dumps(manifest))
+    return cluster.kubectl("apply", *options, "-n", namespace, "-f", "-", input=json.dumps(manifest))
 
 
 def _is_asked(cluster: Cluster, namespace: str) -> bool:
@@ -339,7 +344,7 @@ def _is_asked(cluster: Cluster, namespace: str) -> bool:
     manifest = stand_in("probe")
     manifest["spec"]["decode"]["extraArgs"] = ["--port=1"]
     try:
-        cluster.kubectl("apply", "--dry-run=server", "-n", namespace, "-f", "-", input=json.dumps(manifest))
+        apply_as_user(cluster, namespace, manifest, "--dry-run=server")
     except AssertionError as refused:
         return "connector-args" in str(refused)
     return False

@@ -1,4 +1,4 @@
-"""A witness of rollouts on a real API server: every event of an object's pods and Deployments, held to the bounds.
+"""A witness of rollouts on a real API server: every event of an object's pods and workloads, held to the bounds.
 
 A pod counts as serving from when it is first ready until it is told to go. A probe that fails in between on a busy
 machine is no deed of the operator's, and the planner only gets more careful by it.
@@ -6,12 +6,15 @@ machine is no deed of the operator's, and the planner only gets more careful by 
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
+from dcp_operator.kinds import LEADER_WORKER_SET
+from tests.support.cluster import Cluster
 from tests.support.cluster_watch import ApiServer, Seen
+from tests.support.stand_ins import complete, first_answer
 
 ENGINES = ("prefill", "decode")
 
@@ -33,19 +36,36 @@ class Witness:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @contextmanager
-    def watching(self, api: ApiServer, namespace: str) -> Iterator["Witness"]:
-        """See everything that happens until the block ends, from the present state on."""
+    def watching(self, api: ApiServer, namespace: str, *, groups: bool = False) -> Iterator["Witness"]:
+        """See everything that happens until the block ends, from the present state on.
+
+        With `groups` a role may have LeaderWorkerSets, which the cluster then has to know.
+        """
         selector = f"labelSelector=dcpdisagg.io/name%3D{self.name}"
         pods = f"/api/v1/namespaces/{namespace}/pods?{selector}"
-        deployments = f"/apis/apps/v1/namespaces/{namespace}/deployments?{selector}"
-        for body in api.items(pods):
-            self._take_pod(Seen(0.0, "ADDED", body))
-        for body in api.items(deployments):
-            self._take_deployment(Seen(0.0, "ADDED", body))
+        kinds = ["apps/v1", "deployments"], [LEADER_WORKER_SET.api_version, LEADER_WORKER_SET.plural]
+        workloads = [f"/apis/{group}/namespaces/{namespace}/{plural}?{selector}" for group, plural in kinds]
+        workloads = workloads if groups else workloads[:1]
+        takers = {pods: self._take_pod, **dict.fromkeys(workloads, self._take_workload)}
+        versions: dict[str, str] = {}
+        for path, take in takers.items():
+            items, versions[path] = api.listed(path)
+            for body in items:
+                take(Seen(0.0, "ADDED", body))
         # What counts is from when all pods of the beginning are known.
         del self.shares[:-1]
-        with api.watch(pods, self._take_pod), api.watch(deployments, self._take_deployment):
+        with ExitStack() as stack:
+            for path, take in takers.items():
+                stack.enter_context(api.watch(path, take, versions[path]))
             yield self
+
+    def judge(self) -> None:
+        """Hold what was seen to maxSurge 1 and maxUnavailable 0."""
+        lowest, event = self.lowest()
+        assert lowest >= 1, f"only {lowest} served after {event}"
+        for role, wanted in zip(ENGINES, self.wanted, strict=True):
+            assert self.most[role] <= wanted + 1
+        assert self.faults == []
 
     def lowest(self) -> tuple[Fraction, str]:
         """Return the smallest share that was served at any event, and that event."""
@@ -83,7 +103,7 @@ class Witness:
         ]
         return sum(shares, Fraction(0))
 
-    def _take_deployment(self, seen: Seen) -> None:
+    def _take_workload(self, seen: Seen) -> None:
         metadata = seen.body["metadata"]
         with self._lock:
             if seen.kind == "DELETED" or "deletionTimestamp" in metadata:
@@ -93,6 +113,30 @@ class Witness:
             for role in ENGINES:
                 asked = sum(count for component, count in self._asked.values() if component == role)
                 self.most[role] = max(asked, self.most.get(role, 0))
+
+
+@contextmanager
+def asked_all_the_time(real: Cluster, namespace: str, name: str) -> Iterator[list[tuple[str | None, str] | str]]:
+    """Send requests to an object's Service until the block ends; what each went through, or why it failed."""
+    address = real.get("service", name, "-n", namespace)["spec"]["clusterIP"]
+    answers: list[tuple[str | None, str] | str] = [first_answer(address, model=name).revisions]
+    is_over = threading.Event()
+
+    def ask() -> None:
+        while not is_over.is_set():
+            try:
+                answers.append(complete(address, model=name, timeout_s=30).revisions)
+            except OSError as error:
+                answers.append(str(error))
+            is_over.wait(0.05)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield answers
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def _is_ready(pod: dict[str, Any]) -> bool:

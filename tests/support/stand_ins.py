@@ -1,6 +1,7 @@
 """Talking to stand-in engines in pods: what they are told to do, what they say, and through whom a request went."""
 
 import json
+import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from dcp_operator.names import PORT_NAME_BOOTSTRAP, PORT_NAME_HTTP
 from devcluster.settings import GATEWAY
 from tests.support.cluster import Cluster
+from tests.support.operator_process import wait_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,23 @@ def complete(address: str, prompt: str = "hello", *, model: str = "chat", timeou
     """Send a prompt to "host:port" of a Service or a router. Raises OSError, HTTPError included, for a failed one."""
     asked = {"model": model, "prompt": prompt, "max_tokens": 4}
     return served(call(f"http://{address}/v1/completions", asked, timeout_s))
+
+
+def first_answer(address: str, *, model: str = "chat") -> Served:
+    """Send a prompt to "host:port" of a Service until it takes connections; return what answered.
+
+    Ready comes before the node's rules for the Service know the router. An answer that is an error is raised.
+    """
+
+    def answer() -> Served | None:
+        try:
+            return complete(address, model=model)
+        except urllib.error.HTTPError:
+            raise
+        except OSError:
+            return None
+
+    return wait_for(f"{address} takes connections", answer, 20)
 
 
 def served(answer: dict[str, Any]) -> Served:

@@ -21,6 +21,8 @@ from dcp_operator.observed import Body, entries, section
 
 ACTIONS: Final = ("status", "history", "undo", "pause", "resume")
 _POLL_S: Final = 1.0
+#: An edit is sent so often while nothing but the status changes.
+_EDITS: Final = 5
 #: Reasons of Progressing with which only an edit or a resume goes on; others may pass by themselves.
 _STANDS_STILL: Final = frozenset({"InvalidSpec", "Paused"})
 _DONE: Final = frozenset({"RolledOut", "ScaledToZero"})
@@ -156,11 +158,32 @@ def _undo(asked: Asked, api: Access) -> Outcome:
     patch = {"spec": merge_patch(body["spec"], wanted)}
     if asked.dry_run:
         return Outcome(EXIT_ALLOWED, json.dumps(patch, indent=2) + "\n", (f"would go back to state {state.number}",))
-    # With the version that was read: an edit in between is not undone unseen.
-    version = {"metadata": {"resourceVersion": body["metadata"]["resourceVersion"], "uid": body["metadata"]["uid"]}}
-    after = api.merge(DEPLOYMENT_OF_ENGINES, asked.namespace, asked.name, {**version, **patch}, names.FIELD_MANAGER_CLI)
+    after = _edit(asked, api, body, patch)
     held = " once spec.paused is false" if section(after, "spec").get("paused") else ""
     return Outcome(EXIT_ALLOWED, f"{_title(asked)} goes back to state {state.number}{held}\n")
+
+
+def _edit(asked: Asked, api: Access, read: Body, patch: Body, tries: int = _EDITS) -> Body:
+    """Patch the spec that was read; return the object as it is then. Raises ApiError 409 where it was edited meanwhile.
+
+    An edit in between is not undone unseen. The operator's reports in between change the object's version too, and
+    nothing of what was read: while something rolls out they come every second.
+    """
+    from dcp_operator.client import ApiError
+
+    there = read["metadata"]
+    version = {"metadata": {"resourceVersion": there["resourceVersion"], "uid": there["uid"]}}
+    try:
+        return api.merge(
+            DEPLOYMENT_OF_ENGINES, asked.namespace, asked.name, {**version, **patch}, names.FIELD_MANAGER_CLI
+        )
+    except ApiError as error:
+        if error.status != 409 or tries == 1:
+            raise
+        present = _object(asked, api)
+        if any(present["metadata"].get(name) != there.get(name) for name in ("uid", "generation")):
+            raise
+    return _edit(asked, api, present, patch, tries - 1)
 
 
 def _hold(asked: Asked, api: Access, *, hold: bool) -> Outcome:
