@@ -63,7 +63,7 @@ class ConnectorConfig(BaseModel):
         default=256 * _MIB,
         ge=_MIB,
         description="Registered staging memory of one rank at most: prefill gathers rows in it, decode receives them "
-        "in it. A rank that does both has it twice.",
+        "in it. A rank that does both uses half of it for each.",
     )
     staging_memory: Literal["device", "host"] = Field(
         default="device",
@@ -93,6 +93,17 @@ class ConnectorConfig(BaseModel):
     allow_unsupported_vllm: bool = Field(
         default=False, description="Start with a vLLM version that this connector was not tested with."
     )
+
+
+def staging_shares(staging_bytes: int, *, gathers: bool, receives: bool) -> tuple[int, int]:
+    """Return the bytes that a rank may register to gather rows in, and to receive them in.
+
+        gathering + receiving <= staging_bytes
+
+    A rank that does one of the two has all of it, one that does both has half of it for each.
+    """
+    share = staging_bytes // max(1, gathers + receives)
+    return share * gathers, share * receives
 
 
 def kv_transfer_config(

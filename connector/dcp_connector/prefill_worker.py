@@ -40,7 +40,8 @@ _LOG_EVERY_S = 10.0
 class PrefillWorker:
     """Serves the decode ranks that ask this rank for KV.
 
-    `rank` counts over pipeline and tensor ranks (pp * T + tp), as in `Pull.prefill_rank`. Raises StartupError.
+    `rank` counts over pipeline and tensor ranks (pp * T + tp), as in `Pull.prefill_rank`; `staging_bytes` bounds its
+    staging memory. Raises StartupError.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class PrefillWorker:
         whole_pages: bool,
         transport: Transport,
         config: ConnectorConfig,
+        staging_bytes: int,
         secret: Secret,
         counters: Counters,
     ) -> None:
@@ -73,6 +75,7 @@ class PrefillWorker:
             side,
             tp_rank,
             config,
+            staging_bytes,
             counters,
             self._written,
             self._tell,

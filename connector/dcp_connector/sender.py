@@ -41,8 +41,9 @@ _MAX_ANNOUNCED = 4096
 
 
 class Sender:
-    """Executes writes of one prefill rank. Raises StartupError when staging memory can't be had.
+    """Executes writes of one prefill rank, with `staging_bytes` of staging memory at most.
 
+    Raises StartupError when it can't be had.
     `report(transfer_id, pull_id, written)` and `tell(peer, message)` are called from threads of the sender, in the
     order in which things happened.
     """
@@ -54,6 +55,7 @@ class Sender:
         side: SideLayout,
         tp_rank: int,
         config: ConnectorConfig,
+        staging_bytes: int,
         counters: Counters,
         report: Callable[[str, str, Written], None],
         tell: Callable[[bytes, Want | Chunk], None],
@@ -68,7 +70,7 @@ class Sender:
         self._report = report
         self._tell = tell
         self._whole_pages = whole_pages
-        self._writer = Writer(transport, layers, config, counters)
+        self._writer = Writer(transport, layers, config, staging_bytes, counters)
         self._lanes = Lanes(config.transfer_threads, "dcp-send")
         self._lock = threading.Lock()
         self._deliveries: dict[str, Delivery] = {}

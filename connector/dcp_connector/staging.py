@@ -128,13 +128,16 @@ class TorchMover:
         self._device = tensors[0].device
         self._on_cuda = bool(tensors[0].is_cuda)
         self._through_host = where == "host"
-        self._buffer = (
-            torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=self._on_cuda)
-            if self._through_host
-            else torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
-        )
-        self.base = int(self._buffer.data_ptr())
         self._stream = torch.cuda.Stream(device=self._device) if self._on_cuda else None
+        with self._launching():
+            self._buffer = (
+                torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=self._on_cuda)
+                if self._through_host
+                else torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
+            )
+        # Peers write here unasked by any stream: it has to be cleared before they learn of it, not behind their bytes.
+        self._wait()
+        self.base = int(self._buffer.data_ptr())
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
         self._starts = sorted(storages)
         self._storages: list[Any] = [

@@ -165,7 +165,9 @@ class Fence(Protocol):
 def fence(tensor: Tensor) -> Fence | None:
     """Return a fence behind everything that was launched on this thread's stream, or None where memory is the host's.
 
-    Called on the engine's thread in the step after a prompt was computed; waited for by the sending thread.
+    Called on the engine's thread in the step after a prompt was computed; waited for by the sending thread. vLLM
+    launches the kernels that write KV on this thread's current stream. It calls `start_load_kv` there in a later step,
+    before or behind that step's kernels (v1/worker/kv_connector_model_runner_mixin.py): behind the prompt's anyway.
     """
     if not tensor.is_cuda:
         return None

@@ -9,6 +9,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from dcp_connector.config import staging_shares
 from dcp_connector.decode_worker import DecodeWorker
 from dcp_connector.errors import ConnectorError
 from dcp_connector.failures import FailureLog
@@ -86,6 +87,13 @@ class WorkerSide:
         for address, num_bytes in storages(flatten(tensors)):
             transport.register(address, num_bytes)
         self._some_tensor = layers[0].tensor
+        # Whole pages need no staging memory to land in, and nor do pulls that a setting sends by another path.
+        scatters = facts.page_format != "opaque" and self._config.path not in ("direct", "pack")
+        gathering_bytes, receiving_bytes = staging_shares(
+            self._config.staging_bytes,
+            gathers=facts.role != "kv_consumer",
+            receives=facts.role != "kv_producer" and scatters,
+        )
         if facts.role != "kv_consumer":
             self._prefill = PrefillWorker(
                 host=self._host,
@@ -97,6 +105,7 @@ class WorkerSide:
                 whole_pages=facts.page_format == "opaque",
                 transport=transport,
                 config=self._config,
+                staging_bytes=gathering_bytes,
                 secret=self._secret,
                 counters=self._counters,
             )
@@ -117,7 +126,7 @@ class WorkerSide:
                 config=self._config,
                 secret=self._secret,
                 counters=self._counters,
-                staging=self._decode_staging(transport, layers, facts),
+                staging=self._landing_memory(transport, layers, receiving_bytes) if receiving_bytes else None,
                 failures=self._failures,
             )
         logger.info(
@@ -135,14 +144,10 @@ class WorkerSide:
         found = (thread_problem(name, alive=half.alive, idle_s=half.idle_s) for name, half in halves if half)
         return [problem for problem in found if problem is not None]
 
-    def _decode_staging(
-        self, transport: Transport, layers: tuple[LayerTensor, ...], facts: SideFacts
-    ) -> Staging | None:
-        """Return registered memory that writers may put rows in, or None where no pull can come by the scatter path."""
-        if facts.page_format == "opaque" or self._config.path in ("direct", "pack"):
-            return None
+    def _landing_memory(self, transport: Transport, layers: tuple[LayerTensor, ...], num_bytes: int) -> Staging:
+        """Return registered memory that writers may put rows in, `num_bytes` at most."""
         tensors = [layer.tensor for layer in layers]
-        slot_bytes, num_slots = landing_slots(self._config.staging_bytes, self._config.mooncake_protocol)
+        slot_bytes, num_slots = landing_slots(num_bytes, self._config.mooncake_protocol)
         staging = Staging(tensors, slot_bytes, num_slots, self._config.staging_memory)
         transport.register(staging.base, staging.num_bytes)
         return staging

@@ -42,14 +42,19 @@ class Writer:
     """
 
     def __init__(
-        self, transport: Transport, layers: tuple[LayerTensor, ...], config: ConnectorConfig, counters: Counters
+        self,
+        transport: Transport,
+        layers: tuple[LayerTensor, ...],
+        config: ConnectorConfig,
+        staging_bytes: int,
+        counters: Counters,
     ) -> None:
-        """Allocate and register staging memory. Raises StartupError."""
+        """Allocate and register staging memory, `staging_bytes` at most. Raises StartupError."""
         self._transport = transport
         self._config = config
         self._counters = counters
         self._wire = Wire(config.transfer_threads)
-        self._staging = _staging(layers, config)
+        self._staging = _staging(layers, config, staging_bytes)
         transport.register(self._staging.base, self._staging.num_bytes)
         self._slots: queue.SimpleQueue[int] = queue.SimpleQueue()
         for slot in range(config.transfer_threads):
@@ -153,14 +158,15 @@ class Writer:
         pipe.push(write)
 
 
-def _staging(layers: tuple[LayerTensor, ...], config: ConnectorConfig) -> Staging:
+def _staging(layers: tuple[LayerTensor, ...], config: ConnectorConfig, staging_bytes: int) -> Staging:
     """Return two halves for each thread. Raises StartupError when one couldn't hold a token of a head."""
     threads, limit = config.transfer_threads, CHUNK_BYTES[config.mooncake_protocol]
-    half_bytes = min(limit, config.max_batch_bytes, config.staging_bytes // (_HALVES * threads))
+    half_bytes = min(limit, config.max_batch_bytes, staging_bytes // (_HALVES * threads))
     needed = max(layer.page.entry_bytes for layer in layers)
     if half_bytes < needed:
         raise StartupError(
-            f"staging_bytes {config.staging_bytes} leaves two halves of {half_bytes} bytes to each of {threads} "
-            f"threads, and one token of one head has {needed}: raise staging_bytes or lower transfer_threads"
+            f"staging_bytes {config.staging_bytes} gives this rank {staging_bytes} to gather rows in, so two halves of "
+            f"{half_bytes} bytes to each of {threads} threads, and one token of one head has {needed}: raise "
+            "staging_bytes or lower transfer_threads"
         )
     return Staging([layer.tensor for layer in layers], half_bytes, _HALVES * threads, config.staging_memory)

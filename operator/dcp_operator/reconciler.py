@@ -256,7 +256,9 @@ class Reconciler:
                 self._look_again_in(key, backoff(failures) * random.uniform(0.8, 1.2))  # noqa: S311 - spreads retries
             pause, ended = self._due_s.pop(key, None), time.monotonic()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(waker.wait(), pause)
+                # Not `wait_for`: of Python 3.11 it loses a cancellation that comes right after what it waits for.
+                async with asyncio.timeout(pause):
+                    await waker.wait()
             # What happens to an object happens in bursts: the first event is looked at at once, what follows together.
             await asyncio.sleep(max(0.0, ended + SETTLE_S - time.monotonic()))
             if failures:

@@ -15,9 +15,11 @@ Targets, as a share of the limit: whole blocks 0.8 with pages of 1 MiB, 0.6 from
 and prefill with DCP, where rows are gathered, 0.4, and ten times one descriptor per token. Plain writes as long as a
 page stand below each case: no path that writes page by page could be faster.
 
-Prints a table, writes build/bench/connector.json, and tells the machine's load on stderr. The benches of planning and
-of idle steps (`tests.bench.mapping`, `tests.bench.steps`) run first. With `--only TEXT` just the cases whose name
-contains the text are measured.
+Each case says which path its bytes took, as prefill's ranks counted it.
+
+Planning (`tests.bench.mapping`) and what idle steps cost (`tests.bench.steps`) are measured first. Prints a table,
+writes all figures to build/bench/connector.json, and tells the machine's load on stderr. With `--only TEXT` just the
+figures whose name contains the text are measured, and the others in the file stay as they are.
 """
 
 import argparse
@@ -108,60 +110,78 @@ def _cases() -> Iterator[Case]:
 
 @dataclass(frozen=True)
 class Rates:
-    """Bytes per second of one case: through the connector, and of plain writes in the same rounds."""
+    """Bytes per second of one case: through the connector, and of plain writes in the same rounds.
+
+    `path` is what the connector took in those rounds.
+    """
 
     case: Case
     limit: float
     plain: float
     connector: float
+    path: str
 
     def figures(self) -> list[Figure]:
         """Return the case beside the limit and beside writes as long as its descriptors."""
-        size = f"{self.case.length // KIB} KiB"
+        name, limit = self.case.name, self.limit / 1e9
         return [
-            Figure(self.case.name, self.connector / 1e9, "GB/s", self.limit / 1e9, self.case.target, "higher"),
-            Figure(f"  plain writes of {size} then", self.plain / 1e9, "GB/s", self.limit / 1e9),
+            Figure(name, self.connector / 1e9, "GB/s", limit, self.case.target, "higher", self.path),
+            Figure(f"{name}: plain writes of {self.case.length // KIB} KiB", self.plain / 1e9, "GB/s", limit),
         ]
 
 
 def main() -> int:
     """Measure, print, write the file. Returns 0 when every target was reached."""
     parser = argparse.ArgumentParser(prog="tests.bench.connector")
-    parser.add_argument("--only", default="", help="measure the cases whose name contains this")
+    parser.add_argument("--only", default="", help="measure the figures whose name contains this")
     only = parser.parse_args().only
     cases = [case for case in _cases() if only in case.name]
-    if not cases:
-        parser.error(f"no case's name contains {only!r}; there are: {'; '.join(case.name for case in _cases())}")
-    others = bool(only) or max(mapping.main(), steps.main()) == 0
+    figures: list[Figure] = []
+    for part in (mapping, steps):
+        if any(only in name for name in part.names()):
+            figures += [figure for figure in part.measure() if only in figure.name]
+    if cases:
+        figures += _transfers(cases, whole=not only)
+    if not figures:
+        known = [*mapping.names(), *steps.names(), *(case.name for case in _cases())]
+        parser.error(f"no figure's name contains {only!r}; there are: {'; '.join(known)}")
+    return 0 if publish("connector", figures, partial=bool(only)) else 1
+
+
+def _transfers(cases: list[Case], *, whole: bool) -> list[Figure]:
+    """Measure the cases. What is taken over all of them is measured in a whole run only."""
     with tempfile.TemporaryDirectory() as folder, hosts(Path(folder)) as both:
         measured = [_measure(both, case) for case in cases]
-        figures = [
-            Figure("limit: writes of 16 MiB, all rounds", statistics.median(r.limit for r in measured) / 1e9, "GB/s"),
-            *_one_large(both),
-        ]
+        limit = statistics.median(rates.limit for rates in measured) / 1e9
+        figures = [Figure("limit: writes of 16 MiB, all rounds", limit, "GB/s"), *_one_large(both)] if whole else []
     for rates in measured:
         figures += rates.figures()
-    by_name = {rates.case.name: rates.connector / 1e9 for rates in measured}
+    by_name = {rates.case.name: rates for rates in measured}
     for name, per_token in TEN_TIMES:
         if {name, per_token} <= by_name.keys():
+            many, one = by_name[name], by_name[per_token]
             label = f"{name}, over one descriptor per token"
-            figures.append(Figure(label, by_name[name], "GB/s", by_name[per_token], 10.0, "higher"))
-    return 0 if publish("connector", figures) and others else 1
+            figures.append(Figure(label, many.connector / 1e9, "GB/s", one.connector / 1e9, 10.0, "higher", many.path))
+    return figures
 
 
 def _measure(both: tuple[Host, Host], case: Case) -> Rates:
     rounds: list[tuple[float, float, float]] = []
+    paths: set[str] = set()
     with opened(both, case.pair) as transfers:
         _verified_round(transfers, case)
         for number in range(ROUNDS):
             plain = _plain(transfers, case.length, SMALL_TOTAL if case.length <= SMALL else LARGE_TOTAL)
             before = _plain(transfers, LARGE, LARGE_TOTAL)
-            rate = _transfer(transfers, case, f"round-{number}")[0]
+            rate, _, taken = _transfer(transfers, case, f"round-{number}")
+            paths |= taken
             after = _plain(transfers, LARGE, LARGE_TOTAL)
             rounds.append((2 / (1 / before + 1 / after), plain, rate))
-    rates = Rates(case, *(statistics.median(column) for column in zip(*rounds, strict=True)))
+    medians = [statistics.median(column) for column in zip(*rounds, strict=True)]
+    rates = Rates(case, *medians, path=" and ".join(sorted(paths)))
     print(
-        f"load {os.getloadavg()[0]:4.1f}  {case.name}: {rates.connector / 1e9:.3f} GB/s of {rates.limit / 1e9:.3f}, "
+        f"load {os.getloadavg()[0]:4.1f}  {case.name}, {rates.path}: "
+        f"{rates.connector / 1e9:.3f} GB/s of {rates.limit / 1e9:.3f}, "
         f"rounds {min(r[2] for r in rounds) / 1e9:.3f} to {max(r[2] for r in rounds) / 1e9:.3f}",
         file=sys.stderr,
     )
@@ -190,8 +210,11 @@ def _plain(transfers: Transfers, length: int, total: int, *, read: bool = False)
     return done["num_bytes"] / done["seconds"]
 
 
-def _transfer(transfers: Transfers, case: Case, transfer_id: str) -> tuple[float, dict[str, list[int]]]:
-    """Move one prompt through the connector. Returns its bytes per second and both sides' block tables."""
+def _transfer(transfers: Transfers, case: Case, transfer_id: str) -> tuple[float, dict[str, list[int]], set[str]]:
+    """Move one prompt through the connector.
+
+    Returns its bytes per second, both sides' block tables, and the paths that prefill's ranks counted.
+    """
     rng = np.random.default_rng(zlib.crc32(transfer_id.encode()))
     tables: dict[str, list[int]] = {}
     for name, side in (("prefill", case.prefill), ("decode", case.decode)):
@@ -214,14 +237,14 @@ def _transfer(transfers: Transfers, case: Case, transfer_id: str) -> tuple[float
     expected = case.tokens * LAYERS * ENTRY_BYTES
     if done["received"] != [None] * case.decode.t or done["stats"]["bytes_received"] != expected:
         raise SystemExit(f"bench: {case.name}: the transfer of {expected} bytes failed: {done}")
-    transfers.sent(transfer_id)
-    return expected / done["seconds"], tables
+    counted: dict[str, int] = transfers.sent(transfer_id)["stats"].get("paths", {})
+    return expected / done["seconds"], tables, set(counted)
 
 
 def _verified_round(transfers: Transfers, case: Case) -> None:
     """Move one prompt into cleared memory and compare every byte of it."""
     transfers.decode.ask(do="clear")
-    _, tables = _transfer(transfers, case, "verified")
+    _, tables, _ = _transfer(transfers, case, "verified")
     sizes = transfers.pair.prefill
     different = transfers.decode.ask(
         do="verify",

@@ -1,16 +1,17 @@
-"""How long planning takes for one pair of ranks: `python -m tests.bench.mapping`.
+"""How long planning takes for one pair of ranks: a part of `python -m tests.bench.connector`.
 
 32,768 tokens, 60 layers, prefill without DCP to 8 shards with interleave 1: the longest plan that a rank pair meets in
 practice. The scatter path is planned on both sides, for prefill with DCP 8 and interleave 16. "Cold" is the first plan
 in a process, "cached" a later one of another request with other blocks. Planning is everything up to lists of
-addresses. Prints a table and writes build/bench/mapping.json.
+addresses.
+
+Planning has to be linear in the tokens. So each way to plan is timed with four times the tokens too, in turn with the
+first and cached like it, and the medians are compared: it may take twice as long as four plans do.
 """
 
-import json
 import statistics
-import sys
 import time
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -20,17 +21,34 @@ from dcp_connector.geometry import PageLayout, SideLayout
 from dcp_connector.mapping import plan_runs
 from dcp_connector.packing import pack_chunks
 from dcp_connector.tiling import verify_tiling
+from tests.bench.report import Figure
 
-TOKENS, LAYERS, REPEATS = 32_768, 60, 7
+TOKENS, MORE, LAYERS, REPEATS = 32_768, 4, 60, 9
 ENTRY_BYTES, BLOCK, CACHE_BLOCKS = 1152, 16, 20_000
-OUTPUT = Path("build/bench/mapping.json")
+#: What a plan of `MORE` times the tokens may take, as a share of `MORE` plans.
+LINEAR = 2.0
+
+#: Figures with their targets in milliseconds: plans that are the first ones, plans that aren't, and what else.
+COLD = {"pack, cold": 100.0, "scatter, cold": 100.0}
+CACHED = {
+    "pack, cached": 5.0,
+    "direct, one descriptor per token, cached": 20.0,
+    "scatter, cached, prefill": 5.0,
+    "scatter, cached, decode": 5.0,
+    "runs only, 32k tokens": 5.0,
+}
+OTHERS = {"runs only, 256k tokens": 40.0, "proof at the handshake": 5.0}
+
+Plan = Callable[[int], None]
 
 
-def _side(dcp_size):
-    return SideLayout(tensor_parallel_size=8, dcp_size=dcp_size, interleave=1, block_size=BLOCK, num_kv_heads=1)
+def _side(dcp_size: int, interleave: int = 1) -> SideLayout:
+    return SideLayout(
+        tensor_parallel_size=8, dcp_size=dcp_size, interleave=interleave, block_size=BLOCK, num_kv_heads=1
+    )
 
 
-def _pages():
+def _pages() -> list[PageLayout]:
     page_bytes = BLOCK * ENTRY_BYTES
     return [
         PageLayout(
@@ -48,81 +66,86 @@ def _pages():
     ]
 
 
-def _milliseconds(function):
-    # Processor time: planning waits for nothing, and other load must not count.
-    begin = time.process_time()
-    function()
-    return (time.process_time() - begin) * 1e3
+def _plans() -> tuple[Plan, Plan, Plan, Plan, Plan]:
+    """Return what plans so many tokens: direct, pack, scatter on prefill, scatter on decode, and runs alone."""
+    prefill, decode, sharded, rng = _side(1), _side(8), _side(8, 16), np.random.default_rng(0)
+    one_side = _pages()
+    pages = [(page, page) for page in one_side]
+    # Long enough for whatever is planned: a plan reads as much of a table as it needs.
+    tables, sharded_table = [rng.permutation(CACHE_BLOCKS) for _ in range(2)], rng.permutation(CACHE_BLOCKS)
 
-
-def main():
-    prefill, decode, rng = _side(1), _side(8), np.random.default_rng(0)
-    pages = [(page, page) for page in _pages()]
-
-    tables = [rng.permutation(CACHE_BLOCKS)[: side.num_blocks(TOKENS)] for side in (prefill, decode)]
-
-    def direct():
-        runs = plan_runs(prefill, decode, 0, 3, 0, TOKENS)
+    def direct(num_tokens: int) -> None:
+        runs = plan_runs(prefill, decode, 0, 3, 0, num_tokens)
         for _ in split_batches(bind_layers(runs, *tables, pages, [0], [0]), 512, 128 << 20):
             pass
 
-    def pack():
-        runs = plan_runs(prefill, decode, 0, 3, 0, TOKENS)
-        chunks = pack_chunks(runs, *tables, pages, [0], [0], staging_bytes=64 << 20, max_descriptors=512)
-        for _ in chunks:
+    def pack(num_tokens: int) -> None:
+        runs = plan_runs(prefill, decode, 0, 3, 0, num_tokens)
+        for _ in pack_chunks(runs, *tables, pages, [0], [0], staging_bytes=64 << 20, max_descriptors=512):
             pass
 
-    sharded = SideLayout(tensor_parallel_size=8, dcp_size=8, interleave=16, block_size=BLOCK, num_kv_heads=1)
-    source_table = rng.permutation(CACHE_BLOCKS)[: sharded.num_blocks(TOKENS)]
-
-    def scatter(side="source"):
-        runs = plan_runs(sharded, decode, 2, 3, 0, TOKENS)
+    def scatter(side: str, num_tokens: int) -> None:
+        runs = plan_runs(sharded, decode, 2, 3, 0, num_tokens)
         mine = (runs.src_block, runs.src_row) if side == "source" else (runs.dst_block, runs.dst_row)
-        table = source_table if side == "source" else tables[1]
-        one_side = [page for page, _ in pages]
+        table = sharded_table if side == "source" else tables[1]
         entries = locate_layers(side, *mine, runs.num_tokens, table, one_side, [0])
         for chunk in plan_chunks(runs.total_tokens, row_bytes(one_side, 1), 8 << 20):
             staged(chunk, entries)
 
-    def runs_only(num_tokens=TOKENS):
+    def runs_only(num_tokens: int) -> None:
         plan_runs(prefill, decode, 0, 3, 0, num_tokens)
 
-    cold, cold_scatter = _milliseconds(pack), _milliseconds(scatter)
+    return (
+        direct,
+        pack,
+        lambda tokens: scatter("source", tokens),
+        lambda tokens: scatter("destination", tokens),
+        runs_only,
+    )
 
-    def median(function, *arguments):
-        return statistics.median(_milliseconds(lambda: function(*arguments)) for _ in range(REPEATS))
 
-    cached, eighth = median(pack), median(runs_only, TOKENS * 8)
-    rows = [
-        _row("pack, cold", cold, 100.0),
-        _row("pack, cached", cached, 5.0),
-        _row("direct, one descriptor per token, cached", median(direct), 20.0),
-        _row("scatter, cold", cold_scatter, 100.0),
-        _row("scatter, cached, prefill", median(scatter), 5.0),
-        _row("scatter, cached, decode", median(scatter, "destination"), 5.0),
-        _row("runs only, 32k tokens", median(runs_only), 5.0),
-        _row("runs only, 256k tokens", eighth, 40.0, baseline=8 * median(runs_only)),
-        _row("proof at the handshake", median(verify_tiling, prefill, decode, 3), 5.0),
+def _milliseconds(work: Callable[[], None]) -> float:
+    # Processor time: planning waits for nothing, and other load must not count.
+    begin = time.process_time()
+    work()
+    return (time.process_time() - begin) * 1e3
+
+
+def _medians(works: Sequence[Callable[[], None]], repeats: int) -> list[float]:
+    """Return the median time of each, taken in turn so that they share whatever the machine does."""
+    rounds = [[_milliseconds(work) for work in works] for _ in range(repeats)]
+    return [statistics.median(column) for column in zip(*rounds, strict=True)]
+
+
+def names() -> list[str]:
+    """Return the names of the figures."""
+    return [*map(_name, COLD), *(name for each in CACHED for name in (_name(each), _more(each))), *map(_name, OTHERS)]
+
+
+def measure(repeats: int = REPEATS) -> list[Figure]:
+    """Return the times of planning and how they grow with the tokens; `repeats` are what a median is taken over."""
+    direct, pack, scatter, scattered, runs_only = _plans()
+    figures = [
+        Figure(_name(name), _milliseconds(lambda plan=plan: plan(TOKENS)), "ms", target=target)
+        for (name, target), plan in zip(COLD.items(), (pack, scatter), strict=True)
     ]
-    for row in rows:
-        print(f"{row['name']:45} {row['value']:9.3f} {row['unit']}   target {row['target']:6.1f}   met {row['met']}")
-    OUTPUT.parent.mkdir(parents=True, exist_ok=True)
-    OUTPUT.write_text(json.dumps(rows, indent=2) + "\n")
-    return 0 if all(row["met"] for row in rows) else 1
+    for (name, target), plan in zip(CACHED.items(), (pack, direct, scatter, scattered, runs_only), strict=True):
+        plan(TOKENS)
+        plan(MORE * TOKENS)
+        one, more = _medians((lambda plan=plan: plan(TOKENS), lambda plan=plan: plan(MORE * TOKENS)), repeats)
+        figures.append(Figure(_name(name), one, "ms", target=target))
+        figures.append(Figure(_more(name), more, "ms", baseline=MORE * one, target=LINEAR))
+    works = (lambda: runs_only(8 * TOKENS)), (lambda: verify_tiling(_side(1), _side(8), 3))
+    values = _medians(works, repeats)
+    return figures + [
+        Figure(_name(name), value, "ms", target=target)
+        for (name, target), value in zip(OTHERS.items(), values, strict=True)
+    ]
 
 
-def _row(name, value, target, baseline=None):
-    ratio = value / baseline if baseline else None
-    return {
-        "name": f"planning: {name}",
-        "value": value,
-        "unit": "ms",
-        "baseline": baseline,
-        "ratio": ratio,
-        "target": target,
-        "met": value <= target,
-    }
+def _name(what: str) -> str:
+    return f"planning: {what}"
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _more(what: str) -> str:
+    return f"{_name(what)}, {MORE} times the tokens"

@@ -1,52 +1,61 @@
-"""What a step of the engine pays for requests that wait: `python -m tests.bench.steps`.
+"""What a step of the engine pays for requests that wait: a part of `python -m tests.bench.connector`.
 
-vLLM asks every worker for finished requests in every step, about a thousand times a second while requests wait. 1,000
-pulls are parked: decode waits for them, and prefill for their prompts. Times are processor time of the asking thread
-for one call, medians over batches of calls. Prints a table and writes build/bench/steps.json.
+vLLM asks every worker's connector for finished requests in every step, about a thousand times a second while requests
+wait. 1,000 pulls are parked: decode waits for them, and prefill for their prompts. Times are processor time of the
+asking thread for one call, medians over batches of calls. `tests.bench.parked` takes them, in a process with vLLM.
 """
 
-import statistics
-import sys
-import time
+import json
+import os
+import subprocess
+import tempfile
+from pathlib import Path
 
-from dcp_connector.requests_decode import Load
-from dcp_connector.work import StepWork
-from dcp_connector.worker import WorkerSide
-from tests.bench.report import Figure, publish
-from tests.support.kv_oracle import Sizes
-from tests.support.transfer_memory import engine, wait_for
+from devcluster.engine import ensure_engine_environment
+from devcluster.paths import CHECKOUT, find_cache
+from tests.bench.report import Figure
 
-PARKED, BATCHES, CALLS = 1000, 50, 200
+PARKED = 1000
 TARGET_US = 20.0
-ONE = Sizes(1, 1, 16, 16, 1)
+ROLES = ("prefill", "decode")
 
 
-def main() -> int:
-    """Measure, print, write the file. Returns 0 when the target was reached."""
-    with engine("kv_producer", ONE) as p, engine("kv_consumer", ONE) as d:
-        loads = [Load(f"r{n}", f"t{n}", p.origin, p.engine_id, (1,), 0, 16, b"") for n in range(PARKED)]
-        d.start(StepWork(loads=loads))
-        requests = p.workers[0]._prefill._requests
-        wait_for(lambda: requests.num_waiting == PARKED, 60, f"only {requests.num_waiting} pulls arrived")
-        figures = [
-            Figure(f"get_finished on {name}, {PARKED} parked", _microseconds(side.workers[0]), "us", target=TARGET_US)
-            for name, side in (("prefill", p), ("decode", d))
-        ]
-    return 0 if publish("steps", figures) else 1
+def names() -> list[str]:
+    """Return the names of the figures."""
+    return [_name(call, role) for role in ROLES for call in ("get_finished", "all calls of a step")]
 
 
-def _microseconds(worker: WorkerSide) -> float:
-    """Return the time of what `DCPMooncakeConnector.get_finished` asks of a rank."""
-    batches: list[float] = []
-    for _ in range(BATCHES):
-        begin = time.thread_time()
-        for _ in range(CALLS):
-            worker.finished()
-            worker.take_failed_requests()
-            worker.take_failed_blocks()
-        batches.append((time.thread_time() - begin) / CALLS * 1e6)
-    return statistics.median(batches)
+def measure() -> list[Figure]:
+    """Return the times. Raises SystemExit with the end of the process' output if it failed."""
+    environment = ensure_engine_environment(find_cache(os.environ).root, print)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "figures.json"
+        done = subprocess.run(
+            [str(environment / "bin" / "python3"), "-m", "tests.bench.parked", str(PARKED), str(file)],
+            cwd=CHECKOUT,
+            env={
+                **os.environ,
+                "PYTHONPATH": f"{CHECKOUT / 'connector'}:{CHECKOUT}",
+                "CUDA_VISIBLE_DEVICES": "",
+                "OMP_NUM_THREADS": "1",
+                "VLLM_LOGGING_LEVEL": "ERROR",
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        if done.returncode:
+            raise SystemExit(f"bench: timing the connector's calls failed: {done.stdout[-3000:]}")
+        found: dict[str, dict[str, float]] = json.loads(file.read_text())
+    return [
+        # The target is that of the call; what else vLLM asks for is shown beside it.
+        Figure(_name(call, role), value, "us", target=TARGET_US if call == "get_finished" else None)
+        for role in ROLES
+        for call, value in found[role].items()
+    ]
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _name(call: str, role: str) -> str:
+    return f"{call} on {role}, {PARKED} parked"

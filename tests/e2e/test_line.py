@@ -70,7 +70,19 @@ def run(line: Line, plain: dict[str, Completion], request: pytest.FixtureRequest
         url, before = line.router_url(name), read_movement(line.tools.kubectl, line.namespace, name)
         alone = len(prompts) // 2
         answers = line.ask(url, name, prompts[:alone]) + line.ask(url, name, prompts[alone:], at_once=AT_ONCE)
-        yield Run(name, prompts, answers, read_movement(line.tools.kubectl, line.namespace, name) - before)
+        yield Run(name, prompts, answers, counted(line, name, before, len(prompts)))
+
+
+def counted(line: Line, name: str, before: Movement, num_prompts: int) -> Movement:
+    """Return what moved for prompts that have all been answered: an engine tells of a step with its next one."""
+    deadline = time.monotonic() + 30
+    while True:
+        moved = read_movement(line.tools.kubectl, line.namespace, name) - before
+        is_told = moved.decode_requests == num_prompts and moved.sent_bytes == moved.received_bytes
+        # What is not told in all that time is for the tests to find.
+        if is_told or time.monotonic() > deadline:
+            return moved
+        time.sleep(0.2)
 
 
 def test_tokens_are_those_of_a_plain_engine(run: Run, plain: dict[str, Completion]) -> None:

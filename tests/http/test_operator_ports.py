@@ -19,6 +19,7 @@ from dcp_operator.metrics import DESCRIBED, ObjectFacts
 from dcp_operator.reasons import Reason
 from dcp_operator.side_server import Answer, SideServer, words
 from devcluster.reference_pages import operator_metrics_page
+from tests.support.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 #: A controller with an API server in memory: the ports and the loop are real. What stands on its standard input runs in
@@ -64,14 +65,6 @@ asyncio.run(main())
 """
 
 
-def free_ports() -> tuple[int, int]:
-    servers = [SideServer(0, {}, host="127.0.0.1") for _ in range(2)]
-    ports = tuple(server.port for server in servers)
-    for server in servers:
-        server.close()
-    return ports[0], ports[1]
-
-
 class Controller:
     """The process, its ports, and what is said to it."""
 
@@ -100,7 +93,7 @@ class Controller:
 
 @contextmanager
 def controller() -> Iterator[Controller]:
-    port, metrics_port = free_ports()
+    port, metrics_port = free_ports(2)
     code = CONTROLLER.replace("PORT", str(port)).replace("METRICS", str(metrics_port))
     process = subprocess.Popen(
         [sys.executable, "-c", code],

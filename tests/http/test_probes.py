@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from dcp_connector.sockets import is_refused, open_listener
+from tests.support.operator_process import wait_for
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -17,10 +18,7 @@ def test_an_address_refuses_once_its_process_has_closed_it(host: str) -> None:
     assert not is_refused(address)
     listener.close()
     # ZeroMQ closes in a thread of its own.
-    for _ in range(500):
-        if is_refused(address):
-            return
-    pytest.fail(f"{address} still takes connections")
+    wait_for(f"{address} takes no connections any more", lambda: is_refused(address), 10, every_s=0.002)
 
 
 def test_a_process_that_takes_connections_and_says_nothing_has_not_ended() -> None:

@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from dcp_connector.errors import Reason
-from tests.support.engines import first_of_free_ports
 from tests.support.kv_oracle import Sizes
+from tests.support.ports import first_of_free_ports
 from tests.support.transfer_memory import Engine, engine
 
 PREFILL, DECODE = Sizes(1, 1, 16, 16, 1), Sizes(2, 2, 1, 16, 1)

@@ -8,12 +8,10 @@ or as many as one test asks for at once.
 
 import json
 import os
-import random
-import socket
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +22,7 @@ from dcp_connector.config import SECRET_FILE_ENV, ConnectorConfig, kv_transfer_c
 from devcluster.completions import complete_all
 from devcluster.engine import ensure_engine_environment, ensure_models, profile
 from devcluster.paths import CHECKOUT, this_cache
+from tests.support.ports import first_of_free_ports, free_ports
 from tests.support.process_groups import ProcessGroup
 
 __all__ = [
@@ -31,8 +30,6 @@ __all__ = [
     "EngineSpec",
     "RunningEngine",
     "engine_pool",
-    "first_of_free_ports",
-    "free_ports",
     "running_engine",
 ]
 
@@ -247,29 +244,3 @@ def engine_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnginePool
         yield pool
     finally:
         pool.stop()
-
-
-def first_of_free_ports(count: int) -> int:
-    """Return the first of successive ports that are free now, below those that the system gives to clients."""
-    # Begun anywhere, so that two that choose at the same time are unlikely to choose the same.
-    for first in range(random.randrange(21000, 30000), 32000, count):
-        with ExitStack() as stack:
-            try:
-                for port in range(first, first + count):
-                    stack.enter_context(socket.create_server(("", port)))
-            except OSError:
-                continue
-            return first
-    raise AssertionError(f"no {count} successive ports are free")
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that are free now; held together while they are chosen, so that they differ."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind((_HOST, 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

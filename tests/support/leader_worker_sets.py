@@ -10,8 +10,8 @@ from dcp_operator.kinds import LEADER_WORKER_SET
 from devcluster import groups
 from devcluster.paths import this_cache
 from tests.support.cluster import Cluster
-from tests.support.engines import free_ports
 from tests.support.operator_process import is_served, wait_for
+from tests.support.ports import free_ports
 
 CRD = f"{LEADER_WORKER_SET.plural}.{LEADER_WORKER_SET.group}"
 

@@ -8,14 +8,13 @@ import base64
 import json
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from devcluster.paths import this_cache
 from devcluster.release import load_operator_image, operator_image
 from devcluster.settings import GATEWAY
 from tests.support.cluster import Cluster
+from tests.support.ports import free_port
 from tests.support.release import no_other_release
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -44,12 +44,6 @@ def wait_for(what: str, condition: Callable[[], Any], timeout_s: float = 60.0, e
             return value
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
         time.sleep(every_s)
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as listener:
-        listener.bind(("0.0.0.0", 0))
-        return listener.getsockname()[1]
 
 
 @dataclass

@@ -11,7 +11,7 @@ from dcp_connector.handshake import wire_layout, wire_page
 from dcp_connector.requests_prefill import Write, Written
 from dcp_connector.sender import Sender
 from dcp_connector.stats import Counters
-from dcp_connector.tensors import describe
+from dcp_connector.tensors import Fence, describe
 from dcp_connector.wire import Chunk, Want
 from tests.support.kv_oracle import HEAD_MAJOR, Rank, Sizes
 from tests.support.transfer_memory import MemoryTransport, tensors_of, wait_for
@@ -40,6 +40,7 @@ class SenderBench:
             layout,
             0,
             options,
+            options.staging_bytes,
             self.counters,
             lambda _transfer, pull_id, written: self.done.update({pull_id: written}),
             lambda _peer, message: self.told.append(message),
@@ -47,7 +48,13 @@ class SenderBench:
         )
 
     def submit(
-        self, pull_id: str, *, segment: str = "peer", deadline: float = FAR, blocks: tuple[int, ...] = (2,)
+        self,
+        pull_id: str,
+        *,
+        segment: str = "peer",
+        deadline: float = FAR,
+        blocks: tuple[int, ...] = (2,),
+        fence: Fence | None = None,
     ) -> None:
         pull = a_pull(
             pull_id,
@@ -57,7 +64,7 @@ class SenderBench:
             segment=segment,
             block_table=np.array(blocks, dtype="<i8").tobytes(),
         )
-        self.sender.submit(Write(pull, a_hold(num_tokens=16), deadline), None)
+        self.sender.submit(Write(pull, a_hold(num_tokens=16), deadline), fence)
 
     def is_parked(self) -> bool:
         """Whether the sender waits for decode with nothing else to do."""

@@ -1,5 +1,6 @@
 """Killed components, killed clusters and the traces of `down`. They stop the cluster, so they run after all others."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -150,7 +151,10 @@ def test_an_up_killed_at_any_moment_does_not_stop_the_next(node: Cluster) -> Non
     for after_s in (0.6, 1.5, 3.0):
         # Not waited for: the `up` may find them all, some or none of them alive.
         for record in _records().values():
-            os.kill(record.pid, signal.SIGKILL)
+            # What the last `up` had not cleared yet may be gone, and its number another's.
+            if processes.is_alive(record):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(record.pid, signal.SIGKILL)
         with subprocess.Popen(command, cwd=CHECKOUT, stderr=subprocess.DEVNULL) as process:
             time.sleep(after_s)
             process.kill()

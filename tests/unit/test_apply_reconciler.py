@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 
+from dcp_operator import brake
 from dcp_operator.brake import FREE
 from dcp_operator.catalogue import builtin, read_entries
 from dcp_operator.client import ApiError
@@ -311,7 +312,11 @@ def test_a_key_that_can_not_be_read_is_not_replaced_and_it_is_said(loop: Loop):
     asyncio.run(scenario())
 
 
-def test_another_controller_that_undoes_each_write_is_not_raced_and_the_rest_is_cared_for(loop: Loop, caplog):
+def test_another_controller_that_undoes_each_write_is_not_raced_and_the_rest_is_cared_for(
+    loop: Loop, caplog, monkeypatch: pytest.MonkeyPatch
+):
+    # Long enough for all that has to happen before the next write, however slow the machine is.
+    monkeypatch.setattr(brake, "FIRST_S", 4.0)
     rewrites = 0
 
     async def scenario() -> None:
@@ -338,7 +343,7 @@ def test_another_controller_that_undoes_each_write_is_not_raced_and_the_rest_is_
         before = rewrites
         await loop.until(lambda: (SECRET.kind, "chat-kv") in loop.api.children())
         assert rewrites == before
-        # The next write is due after a second, and the one after that two seconds later.
+        # The next write is due after four seconds, and the one after that eight seconds later.
         await loop.until(lambda: rewrites > before)
         await asyncio.sleep(0.5)
         rival.cancel()
@@ -429,6 +434,35 @@ def test_pauses_grow_and_have_an_end():
     assert pauses[:4] == [1.0, 2.0, 4.0, 8.0]
     assert pauses == sorted(pauses)
     assert pauses[-1] == backoff(10**6) == BACKOFF_MAX_S
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_care_ends_when_it_is_told_to_even_if_the_object_was_woken_that_moment(loop: Loop, turns: int):
+    async def scenario() -> None:
+        loop.api.put(owner())
+        real, made = loop.reconciler.reconcile, []
+
+        async def with_a_due_time(key: Key) -> bool:
+            done = await real(key)
+            loop.reconciler._look_again_in(key, 60.0)
+            made.append(key)
+            return done
+
+        loop.reconciler.reconcile = with_a_due_time  # type: ignore[method-assign]
+        await loop.reconciler.start()
+        await loop.until(lambda: made and not loop.reconciler._due_s)
+        # It waits until it is due, or is woken.
+        (care,) = loop.reconciler._tasks.values()
+        loop.reconciler.wake_all()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        care.cancel()
+        async with asyncio.timeout(10):
+            await asyncio.wait([care])
+        assert care.done()
+        await loop.reconciler.stop()
+
+    asyncio.run(scenario())
 
 
 def test_a_pass_that_does_not_end_is_reported_by_the_liveness_probe(loop: Loop, monkeypatch: pytest.MonkeyPatch):

@@ -1,9 +1,9 @@
 """How the local cluster's command ends when it can't go on: exit code 2, one sentence, no traceback."""
 
 import os
+import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pytest
 from devcluster import cli
 from devcluster.errors import DevClusterError
 from devcluster.files import locked, read_json, write_text
+from devcluster.paths import CHECKOUT
 from devcluster.shell import child_environment, last_words, run, search_path
 
 
@@ -116,15 +117,25 @@ def test_a_file_is_written_whole_and_only_when_it_changes(tmp_path: Path) -> Non
 
 
 def test_a_lock_makes_the_second_wait_and_says_for_whom(tmp_path: Path) -> None:
+    # Holds the lock until it is told to go on.
+    script = f"""if True:
+        import sys, pathlib
+        from devcluster.files import locked
+        with locked(pathlib.Path({str(tmp_path / "lock")!r}), print, "x"):
+            print("held", flush=True)
+            sys.stdin.read()
+    """
     said: list[str] = []
-    pid = os.fork()
-    if pid == 0:  # holds the lock for half a second
-        with locked(tmp_path / "lock", said.append, "x"):
-            (tmp_path / "held").touch()
-            time.sleep(0.5)
-        os._exit(0)
-    while not (tmp_path / "held").exists():
-        time.sleep(0.01)
-    with locked(tmp_path / "lock", said.append, "the build"):
-        assert [text.split(" in ")[0] for text in said] == [f"waiting for the build: process {pid}"]
-    os.waitpid(pid, 0)
+    with subprocess.Popen(
+        [sys.executable, "-c", script], cwd=CHECKOUT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdin is not None
+        assert holder.stdout.readline() == b"held\n"
+
+        def let_go(text: str) -> None:
+            said.append(text)
+            holder.stdin.close()  # type: ignore[union-attr] - asserted above
+
+        with locked(tmp_path / "lock", let_go, "the build"):
+            assert [text.split(" in ")[0] for text in said] == [f"waiting for the build: process {holder.pid}"]

@@ -29,7 +29,7 @@ FOLLOWED = [kind for kind in WATCHED_KINDS if kind is not DEPLOYMENT_OF_ENGINES]
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("AGAIN_S", "RETRY_S"):
+    for name in ("AGAIN_S", "RETRY_S", "RETRY_MAX_S"):
         monkeypatch.setattr(watches, name, 0.01)
     for name in ("FOLLOW_S", "REFUSED_RETRY_S", "RELIST_S"):
         monkeypatch.setattr(lists, name, 0.05)

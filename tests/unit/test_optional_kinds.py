@@ -22,7 +22,7 @@ from tests.support.watch_source import Listener, Server, named, until, watch_thr
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optional_kinds, "ASK_S", 0.01)
-    for name in ("AGAIN_S", "RETRY_S"):
+    for name in ("AGAIN_S", "RETRY_S", "RETRY_MAX_S"):
         monkeypatch.setattr(watches, name, 0.01)
 
 

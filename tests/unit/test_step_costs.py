@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
+from dcp_connector.config import ConnectorConfig, staging_shares
 from dcp_connector.requests_decode import Load
 from dcp_connector.requests_prefill import Hold
 from dcp_connector.work import StepWork
@@ -30,11 +32,13 @@ def calls_of(worker: WorkerSide) -> int:
         calls += event in ("call", "c_call")
 
     worker.finished()
+    gc.disable()  # what a collection finalizes would be counted
     sys.setprofile(count)
     try:
         worker.finished()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return calls
 
 
@@ -42,12 +46,12 @@ def calls_of(worker: WorkerSide) -> int:
 def waiting(count: int) -> Iterator[tuple[Engine, Engine]]:
     """Run both sides with so many requests for which decode waits and whose prompts prefill never computes."""
     with ExitStack() as stack:
-        p = stack.enter_context(engine("kv_producer", ONE))
-        d = stack.enter_context(engine("kv_consumer", ONE))
+        # Nothing may time out, however long a busy machine takes for all of them to arrive.
+        p, d = (stack.enter_context(engine(r, ONE, request_timeout_s=3600)) for r in ("kv_producer", "kv_consumer"))
         loads = [Load(f"r{n}", f"t{n}", p.origin, p.engine_id, (1,), 0, 16, b"") for n in range(count)]
         d.start(StepWork(loads=loads))
         requests = p.workers[0]._prefill._requests
-        wait_for(lambda: requests.num_waiting == count, 30, f"{requests.num_waiting} of {count} pulls arrived")
+        wait_for(lambda: requests.num_waiting == count, 300, f"{requests.num_waiting} of {count} pulls arrived")
         yield p, d
 
 
@@ -92,16 +96,41 @@ class Registry(MemoryTransport):
         self.ranges.append((address, num_bytes))
 
 
-@pytest.mark.parametrize("staging_bytes", [1 << 20, 5 << 20, 256 << 20])
-@pytest.mark.parametrize("role", ["kv_producer", "kv_consumer", "kv_both"])
-def test_registered_memory_is_each_storage_once_and_staging_within_its_setting(role: str, staging_bytes: int) -> None:
-    with engine(role, TWO, transport=Registry, staging_bytes=staging_bytes) as made:
+@pytest.mark.parametrize("staging_bytes", [1 << 20, (5 << 20) + 3, 256 << 20])
+@pytest.mark.parametrize(
+    ("role", "path", "regions"),
+    [
+        ("kv_producer", "auto", 1),
+        ("kv_consumer", "auto", 1),
+        ("kv_both", "auto", 2),
+        ("kv_both", "pack", 1),
+        ("kv_consumer", "pack", 0),
+    ],
+)
+def test_registered_memory_is_each_storage_once_and_all_staging_together_within_its_setting(
+    role: str, path: str, regions: int, staging_bytes: int
+) -> None:
+    with engine(role, TWO, transport=Registry, staging_bytes=staging_bytes, path=path) as made:
         for rank, transport in zip(made.ranks, made.transports, strict=True):
             kept = (int(rank.memory.ctypes.data), rank.memory.nbytes)
             assert transport.ranges.count(kept) == 1
             staging = [num_bytes for address, num_bytes in transport.ranges if (address, num_bytes) != kept]
-            assert len(staging) == (2 if role == "kv_both" else 1)
-            assert max(staging) <= staging_bytes
+            assert len(staging) == regions
+            assert sum(staging) <= staging_bytes
+
+
+@pytest.mark.parametrize(
+    ("gathers", "receives", "shares"),
+    [(True, False, (9, 0)), (False, True, (0, 9)), (True, True, (4, 4)), (False, False, (0, 0))],
+)
+def test_a_rank_of_both_roles_uses_half_of_the_setting_for_each(
+    gathers: bool, receives: bool, shares: tuple[int, int]
+) -> None:
+    assert staging_shares(9, gathers=gathers, receives=receives) == shares
+
+
+def test_the_setting_is_256_mib_unless_it_is_given() -> None:
+    assert ConnectorConfig().staging_bytes == 256 << 20
 
 
 @pytest.mark.parametrize("path", ["pack", "scatter"])
