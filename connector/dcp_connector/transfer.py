@@ -28,8 +28,9 @@ LONGEST_WRITE_S = MEETING_S + BATCH_TIMEOUT_S + STRAGGLERS_S
 _GREETING_S = 3.0
 _MAX_MET = 4096
 
-#: What `transfer_submit_write` returns for a failure: -1, as the unsigned number that it is declared to return.
-_NO_BATCH = (-1, 2**64 - 1)
+#: What `transfer_submit_write` returns for a failure: -1, as the unsigned number that it is declared to return, and 0
+#: when a peer can't be reached. Asking for the status of either ends the process: a batch is the address of a record.
+_NO_BATCH = (-1, 2**64 - 1, 0)
 #: What a write returns that isn't over after BATCH_TIMEOUT_S.
 _TIMED_OUT = -2
 #: Pauses between two looks at a write: short at first, and then no load.

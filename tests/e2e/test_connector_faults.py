@@ -1,31 +1,55 @@
 """What breaks, breaks here: processes that die and freeze, messages that don't arrive, clients that leave.
 
-Every rank is a process with the product's worker and the real TransferEngine. After each fault: no wrong byte, no
-request beyond its deadline, no id reported twice (the helpers see to that), the other processes alive, no blocks held
-and no staging in use, and the same prompt again is right.
+Every rank is a process with the product's worker and the real TransferEngine. Most tests run by the direct path and by
+the scatter path, with staging memory of four slots and transfers of several chunks.
+
+During a fault no id is reported twice, no load takes longer than its deadline and grace, and what a rank reports as
+good is right to the byte; nothing else changes in its memory (`ended`). Blocks that go to another owner afterwards stay
+as that one left them (`untouched`). In the end the same engines, or those that were restarted, transfer a prompt of the
+same length into the same blocks, right to the byte and by the same path, and then no blocks are held and no staging
+memory is in use (`works`).
 """
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.control_proxy import Weather, control_proxy
-from tests.support.fault_engines import PATIENCE_S, FaultEngine, running, start, wait_until
+from tests.support.fault_engines import PATIENCE_S, FaultEngine, Prompt, running, start, wait_until
 from tests.support.kv_oracle import Sizes
 
-ONE, TWO_HEADS, DCP = Sizes(1, 1, 16, 16, 1), Sizes(2, 1, 16, 16, 2), Sizes(2, 2, 1, 16, 1)
+ONE, TWO_HEADS = Sizes(1, 1, 16, 16, 1), Sizes(2, 1, 16, 16, 2)
+DCP, WIDE, FOUR = Sizes(2, 2, 1, 16, 1), Sizes(1, 1, 16, 16, 2), Sizes(4, 4, 1, 16, 1)
 TOKENS = 70
-P_TABLE, D_TABLE = [3, 9, 1, 7, 12], [5, 2, 8]
-#: Small batches, so that a transfer has many of them, and short times, so that tests don't wait long.
-SMALL: dict[str, Any] = {"path": "direct", "max_batch_descriptors": 8}
-TIMES = {"request_timeout_s": 5.0, "cancel_grace_s": 0.5, "lease_s": 8.0}
-#: A request is over by then, whatever happened: deadline and grace, and what a loaded machine adds.
-OVER_S = TIMES["request_timeout_s"] + TIMES["cancel_grace_s"] + 10
+#: Blocks of one prompt on either side, and those that several prompts share out among themselves.
+P_TABLE, D_TABLE = (3, 9, 1, 7, 12), (5, 2, 8, 0, 11)
+NUM_BLOCKS, FIRST_OF_MANY = 64, 16
+#: Short, so that tests don't wait long.
+TIMES = {"request_timeout_s": 4.0, "cancel_grace_s": 0.5, "lease_s": 6.0}
+#: Long enough for forty transfers on a loaded machine.
+LONGER = {**TIMES, "request_timeout_s": 10.0, "lease_s": 15.0}
+#: What a loaded machine adds to the deadline and the grace of a load, until its rank reports it.
+SLACK_S = 2.5
+#: Small batches or small staging memory, so that a transfer has many batches or several chunks.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "direct": {"path": "direct", "max_batch_descriptors": 8, "num_blocks": NUM_BLOCKS, **TIMES},
+    "scatter": {"path": "scatter", "staging_bytes": 1 << 20, "entry_bytes": 8192, "num_blocks": NUM_BLOCKS, **TIMES},
+}
+#: Decode's staging memory of 1 MiB is four slots, and two of them are always left to other prefill engines.
+SLOT_BYTES, NUM_SLOTS, SLOTS_OF_ONE = 1 << 18, 4, 2
+BEFORE, DURING, AFTER = "before the prompt is computed", "while it is written", "when it has been written"
+#: Prefill has found that all ranks of decode run, and has written nothing to them, nor ever before.
+MET = "when prefill has met it"
+#: How a load may end whose writers were lost or frozen, or that were too late.
+LOST = ("peer_lost", "deadline", "transfer_error", "lease_expired")
 
 
 @pytest.fixture(scope="module")
@@ -34,337 +58,548 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Pair:
-    """A prefill and a decode engine that tests share; one that a test killed is started again for the next."""
+    """A prefill and a decode engine that tests share; one with a dead rank is started again, at the same address."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, path: str, prefill: Sizes, decode: Sizes) -> None:
+        self.settings = SETTINGS[path]
         self._folder = folder
+        self._sizes = {"prefill": prefill, "decode": decode}
         self._engines: dict[str, FaultEngine] = {}
-        self._count = 0
+        self._port = 0
 
     def get(self) -> tuple[FaultEngine, FaultEngine]:
-        for role, sizes in (("prefill", ONE), ("decode", DCP)):
+        for role, sizes in self._sizes.items():
             engine = self._engines.get(role)
             if engine is not None and not all(rank.alive for rank in engine.ranks):
                 self._engines.pop(role).stop()
             if role not in self._engines:
-                self._engines[role] = start(role, sizes, self._folder, **{**SMALL, **TIMES})
-        return self._engines["prefill"], self._engines["decode"]
-
-    def new_id(self) -> str:
-        self._count += 1
-        return f"transfer-{self._count}"
+                port = self._port if role == "prefill" else 0
+                self._engines[role] = start(role, sizes, self._folder, port, **self.settings)
+        prefill, decode = self._engines["prefill"], self._engines["decode"]
+        assert prefill.bootstrap
+        self._port = prefill.bootstrap.port
+        return prefill, decode
 
     def stop(self) -> None:
         for engine in self._engines.values():
             engine.stop()
 
 
+@pytest.fixture(scope="module", params=SETTINGS)
+def path(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def pair(folder: Path) -> Iterator[Pair]:
-    made = Pair(folder)
-    try:
-        yield made
-    finally:
-        made.stop()
+def pair(folder: Path, path: str) -> Iterator[Pair]:
+    made = Pair(folder, path, ONE, DCP)
+    yield made
+    made.stop()
 
 
-@pytest.fixture
-def p(pair: Pair) -> FaultEngine:
-    return pair.get()[0]
+@pytest.fixture(scope="module")
+def two(folder: Path, path: str) -> Iterator[Pair]:
+    """Two prefill ranks that both serve the one decode rank."""
+    made = Pair(folder, path, TWO_HEADS, WIDE)
+    yield made
+    made.stop()
 
 
-@pytest.fixture
-def d(pair: Pair) -> FaultEngine:
-    return pair.get()[1]
+def ask(d: FaultEngine) -> Prompt:
+    """A new prompt in the same blocks as the last one."""
+    return Prompt(P_TABLE, D_TABLE[: blocks_of(d)], TOKENS)
 
 
-def works(p: FaultEngine, d: FaultEngine, transfer_id: str = "again") -> None:
-    """A transfer between the two is right to the byte; afterwards nothing is held and nothing is unclear."""
-    d.all("remember")
-    p.hold(transfer_id, P_TABLE, TOKENS)
-    d.load(transfer_id, D_TABLE, TOKENS, p)
-    assert d.outcomes("received", transfer_id) == [None] * len(d.ranks)
-    assert d.differing(D_TABLE, TOKENS) == [0] * len(d.ranks)
-    assert set(p.outcomes("sent", transfer_id)) <= {None, "released"}
-    settled(p, d)
+def several(d: FaultEngine, count: int) -> list[Prompt]:
+    """New prompts with blocks of their own."""
+    per_source, per_target = len(P_TABLE), blocks_of(d)
+    free = range(FIRST_OF_MANY, NUM_BLOCKS)
+    source = random.Random(1).sample(free, count * per_source)
+    target = random.Random(2).sample(free, count * per_target)
+    return [
+        Prompt(
+            tuple(source[n * per_source :][:per_source]),
+            tuple(target[n * per_target :][:per_target]),
+            TOKENS,
+        )
+        for n in range(count)
+    ]
 
 
-def settled(*engines: FaultEngine) -> None:
-    for engine in engines:
-        engine.clear()
-        wait_until(lambda engine=engine: engine.gauge("staging_bytes") == 0, PATIENCE_S, lambda: "staging is in use")
+def blocks_of(d: FaultEngine) -> int:
+    return -(-TOKENS // (d.sizes.b * d.sizes.w))
 
 
-def failed(d: FaultEngine, transfer_id: str, *reasons: str | None, began: float) -> None:
-    """A load ends on all ranks, for one of these reasons, in time."""
-    outcomes = d.outcomes("received", transfer_id, OVER_S)
-    assert set(outcomes) <= set(reasons), outcomes
-    assert time.monotonic() - began < OVER_S
+def ended(
+    d: FaultEngine,
+    prompts: Sequence[Prompt],
+    *reasons: str | None,
+    since: float = 0.0,
+    times: Mapping[str, float] = TIMES,
+) -> list[str | None]:
+    """Loads end on all running ranks, for these reasons, in time, and what a rank calls good is right to the byte.
+
+    Nothing else has changed in its memory since the loads began. The time of a rank that was frozen counts from
+    `since`. Returns the reasons.
+    """
+    found = [each for prompt in prompts for each in d.all_received(prompt)]
+    assert {each.reason for each in found} <= set(reasons), found
+    took_s = max(each.ended - max(each.began, since) for each in found)
+    assert took_s < times["request_timeout_s"] + times["cancel_grace_s"] + SLACK_S, found
+    assert not any(d.wrong_bytes(*prompts)), "reported good, and bytes are wrong, or a write went astray"
+    return [each.reason for each in found]
 
 
-def reused(d: FaultEngine) -> None:
+def reused(d: FaultEngine, *prompts: Prompt) -> None:
     """The blocks get another owner, as they would in vLLM; `untouched` then says whether a late write came."""
     d.clear()
-    d.all("reuse", table=D_TABLE)
+    for prompt in prompts:
+        d.all("reuse", table=prompt.target)
 
 
 def untouched(d: FaultEngine) -> None:
-    assert d.differing(D_TABLE, 0) == [0] * len(d.ranks), "a late write landed in blocks of another owner"
+    assert not any(d.wrong_bytes()), "a late write landed in blocks of another owner"
 
 
-@pytest.mark.parametrize("moment", ["before the prompt is computed", "while it writes", "when it has written"])
-def test_prefill_is_killed(pair: Pair, folder: Path, moment: str) -> None:
-    p, d = pair.get()
-    transfer_id, began = pair.new_id(), time.monotonic()
-    d.all("remember")
-    if moment == "before the prompt is computed":
-        d.load(transfer_id, D_TABLE, TOKENS, p)
+def settled(*engines: FaultEngine) -> None:
+    """Nothing is unclear and no staging memory is in use."""
+    for engine in engines:
+        engine.clear()
+        wait_until(lambda engine=engine: not any(engine.staging()), PATIENCE_S, lambda: "staging is in use")
+
+
+def works(p: FaultEngine, d: FaultEngine) -> None:
+    """A transfer between the two is right, takes its path and leaves nothing behind."""
+    prompt, before = ask(d), p.written()
+    d.poll()
+    p.peaks.clear()
+    d.peaks.clear()
+    p.hold(prompt)
+    d.load(p, prompt)
+    ended(d, [prompt], None)
+    assert p.all_sent(prompt) == {None}
+    after = p.written()
+    assert {path for path in after if after[path] > before[path]} == {p.path}
+    settled(p, d)
+    for engine in (p, d):
+        peaks = [engine.peaks[number] for number in engine.running()]
+        assert all(peaks) if p.path == "scatter" else not any(peaks), f"staging memory that was in use: {peaks}"
+
+
+def written_to(p: FaultEngine, d: FaultEngine, prompt: Prompt, origin: str | None = None) -> None:
+    """A part of a transfer is written, and a writer of each prefill rank that has a place to write to stands still."""
+    p.all("gate", after=1)
+    p.hold(prompt)
+    d.load(p, prompt, origin=origin)
+    # By the scatter path two prefill ranks wait for the same slots.
+    p.held_up(len(p.ranks) if p.path == "direct" else 1)
+    assert any(p.staging()) == any(d.staging()) == (p.path == "scatter")
+
+
+def come_to(moment: str, p: FaultEngine, d: FaultEngine) -> Prompt:
+    """A transfer, up to this moment of its life."""
+    prompt = ask(d)
+    if moment == BEFORE:
+        d.load(p, prompt)
+        d.poll()
         p.poll()
+    elif moment == MET:
+        p.all("gate", after=0)
+        p.hold(prompt)
+        d.load(p, prompt)
+        p.held_up(len(p.ranks) * len(d.ranks))
+    elif moment == DURING:
+        written_to(p, d, prompt)
     else:
-        if moment == "while it writes":
-            p.all("gate", after=2)
-        p.hold(transfer_id, P_TABLE, TOKENS)
-        d.load(transfer_id, D_TABLE, TOKENS, p)
-        if moment == "while it writes":
-            p.held_up()
-        else:
-            assert d.outcomes("received", transfer_id) == [None, None]
-    port = p.bootstrap.port if p.bootstrap else 0
+        p.hold(prompt)
+        d.load(p, prompt)
+        ended(d, [prompt], None)
+        assert p.all_sent(prompt) == {None}
+    return prompt
+
+
+def one_rank(p: FaultEngine) -> int:
+    """One of two prefill ranks; if only one of them may write at present, that one."""
+    return max(p.running(), key=lambda number: (p.last[number]["held_up"], number))
+
+
+@pytest.mark.parametrize("moment", [BEFORE, DURING, AFTER])
+def test_prefill_is_killed(pair: Pair, moment: str) -> None:
+    p, d = pair.get()
+    prompt, origin = come_to(moment, p, d), p.origin
     p.kill()
-    if moment == "when it has written":
-        assert d.differing(D_TABLE, TOKENS) == [0, 0]
-    else:
-        failed(d, transfer_id, "peer_lost", "bootstrap_unreachable", began=began)
-        reused(d)
-        untouched(d)
-    # It comes back at the same address.
-    with running("prefill", ONE, folder, port, **{**SMALL, **TIMES}) as after:
-        assert after.origin == p.origin
-        works(after, d, pair.new_id())
+    if moment != AFTER:
+        ended(d, [prompt], "peer_lost", "bootstrap_unreachable")
+        reused(d, prompt)
+    settled(d)
+    after, d = pair.get()
+    assert after.origin == origin
+    untouched(d)
+    works(after, d)
 
 
-def test_one_of_two_prefill_ranks_is_killed_while_it_writes(folder: Path) -> None:
-    config = {**SMALL, **TIMES}
-    with (
-        running("prefill", TWO_HEADS, folder, **config) as p,
-        running("decode", Sizes(1, 1, 16, 16, 2), folder, **config) as d,
-    ):
-        p.all("gate", after=1)
-        began = time.monotonic()
-        p.hold("half", P_TABLE, TOKENS)
-        d.load("half", P_TABLE, TOKENS, p)
-        p.held_up(2)
-        p.kill(1)
-        p.living()[0].ask(do="ungate")
-        failed(d, "half", "peer_lost", began=began)
-        d.clear()
-        d.all("reuse", table=P_TABLE)
-        assert set(p.outcomes("sent", "half")) <= {None, "cancelled"}
-        assert d.differing(P_TABLE, 0) == [0], "a late write landed in blocks of another owner"
-        settled(d)
+@pytest.mark.parametrize("moment", [BEFORE, DURING, AFTER])
+def test_one_of_two_prefill_ranks_is_killed(two: Pair, moment: str) -> None:
+    p, d = two.get()
+    prompt = come_to(moment, p, d)
+    p.kill(one_rank(p))
+    if moment == BEFORE:
+        p.hold(prompt)
+    p.all("ungate")
+    if moment != AFTER:
+        ended(d, [prompt], "peer_lost")
+        assert p.all_sent(prompt) <= {None, "cancelled"}
+        reused(d, prompt)
+    settled(p, d)
+    untouched(d)
+    # An engine that lost a rank is restarted as a whole.
+    works(*two.get())
 
 
-@pytest.mark.parametrize("moment", ["while it waits", "while it is written to"])
+@pytest.mark.parametrize("moment", [BEFORE, MET, DURING, AFTER])
 @pytest.mark.parametrize("ranks", [(), (1,)], ids=["all ranks", "one rank"])
 def test_decode_is_killed(pair: Pair, folder: Path, moment: str, ranks: tuple[int, ...]) -> None:
-    p, _ = pair.get()
-    transfer_id = pair.new_id()
-    with running("decode", DCP, folder, **TIMES) as d:
-        if moment == "while it waits":
-            d.load(transfer_id, D_TABLE, TOKENS, p)
-            d.poll()
-            d.kill(*ranks)
-            p.hold(transfer_id, P_TABLE, TOKENS)
-        else:
-            p.all("gate", after=2)
-            p.hold(transfer_id, P_TABLE, TOKENS)
-            d.load(transfer_id, D_TABLE, TOKENS, p)
-            p.held_up()
-            d.kill(*ranks)
+    p, other = pair.get()
+    with running("decode", DCP, folder, **pair.settings) as d:
+        prompt = come_to(moment, p, d)
+        d.kill(*ranks)
+        if moment == BEFORE:
+            p.hold(prompt)
         p.all("ungate")
+        if ranks:
+            ended(d, [prompt], None)
+            settled(d)
         # Its writes fail, or nobody is left to ask: the blocks come back either way, at the latest with the lease.
-        assert set(p.outcomes("sent", transfer_id)) <= {None, "transfer_error", "peer_lost", "lease_expired"}
-    works(p, pair.get()[1], pair.new_id())
+        assert p.all_sent(prompt) <= {None, *LOST}
+    works(p, other)
 
 
 def test_prefill_freezes_beyond_the_deadline_and_goes_on(pair: Pair) -> None:
     p, d = pair.get()
-    transfer_id, began = pair.new_id(), time.monotonic()
-    p.all("gate", after=2)
-    p.hold(transfer_id, P_TABLE, TOKENS)
-    d.load(transfer_id, D_TABLE, TOKENS, p)
-    p.held_up()
+    prompt = ask(d)
+    written_to(p, d, prompt)
     p.freeze()
-    failed(d, transfer_id, "deadline", "peer_lost", began=began)
-    assert {request_id for _, request_id in d.unclear} == {transfer_id}, "prefill may still write into the blocks"
+    ended(d, [prompt], "deadline")
+    assert {request_id for _, request_id in d.unclear} == {prompt.id}, "prefill may still write into the blocks"
+    assert any(d.staging()) == (p.path == "scatter"), "prefill may still write into the slots"
     p.thaw()
     p.all("ungate")
-    reused(d)
-    assert set(p.outcomes("sent", transfer_id)) <= {None, "cancelled", "deadline"}
+    reused(d, prompt)
+    assert p.all_sent(prompt) <= {"cancelled", "deadline"}
     untouched(d)
-    works(p, d, pair.new_id())
+    works(p, d)
+
+
+def test_one_of_two_prefill_ranks_freezes_beyond_the_deadline_and_goes_on(two: Pair) -> None:
+    p, d = two.get()
+    prompt = ask(d)
+    written_to(p, d, prompt)
+    p.freeze(one_rank(p))
+    p.all("ungate")
+    ended(d, [prompt], "deadline")
+    assert {request_id for _, request_id in d.unclear} == {prompt.id}, "a rank may still write into the blocks"
+    p.thaw()
+    p.all("ungate")
+    reused(d, prompt)
+    assert p.all_sent(prompt) <= {None, "cancelled", "deadline"}
+    untouched(d)
+    works(p, d)
 
 
 def test_prefill_freezes_in_the_middle_of_real_batches(pair: Pair) -> None:
     p, d = pair.get()
-    for number in range(3):
-        transfer_id, began = pair.new_id(), time.monotonic()
-        p.hold(transfer_id, P_TABLE, TOKENS)
-        d.load(transfer_id, D_TABLE, TOKENS, p)
-        time.sleep(0.004 * number)
-        p.freeze()
-        d.outcomes("received", transfer_id, OVER_S)
-        assert time.monotonic() - began < OVER_S
-        p.thaw()
-        reused(d)
-        p.outcomes("sent", transfer_id)
-        untouched(d)
-    works(p, d, pair.new_id())
-
-
-def test_decode_freezes_beyond_the_lease_and_goes_on(pair: Pair) -> None:
-    p, d = pair.get()
-    transfer_id = pair.new_id()
-    d.load(transfer_id, D_TABLE, TOKENS, p)
-    d.poll()
-    d.freeze()
-    p.hold(transfer_id, P_TABLE, TOKENS)
-    p.outcomes("sent", transfer_id)
-    time.sleep(TIMES["request_timeout_s"] + 1)
-    d.thaw()
-    # What arrived before the deadline is good; else the request fails. It never hangs.
-    d.outcomes("received", transfer_id, OVER_S)
-    reused(d)
+    prompts = several(d, 6)
+    p.hold(*prompts)
+    p.all("freeze_at", batch=7)
+    d.load(p, *prompts)
+    p.freezes()
+    assert "deadline" in ended(d, prompts, None, "deadline")
+    p.thaw()
+    reused(d, *prompts)
+    p.all_sent(*prompts)
     untouched(d)
-    works(p, d, pair.new_id())
+    works(p, d)
+
+
+@pytest.mark.parametrize(
+    ("moment", "ranks"),
+    [(BEFORE, ()), (DURING, ()), (DURING, (1,))],
+    ids=["while it waits", "while it is written to", "one rank, while it is written to"],
+)
+def test_decode_freezes_beyond_the_lease_and_goes_on(pair: Pair, moment: str, ranks: tuple[int, ...]) -> None:
+    p, d = pair.get()
+    prompt = come_to(moment, p, d)
+    d.freeze(*ranks)
+    until = time.monotonic() + TIMES["lease_s"] + 0.5
+    if moment == BEFORE:
+        p.hold(prompt)
+    p.all("ungate")
+    if ranks:
+        ended(d, [prompt], None)
+    p.all_sent(prompt)
+    # Not to wait for something: so long does the fault last.
+    time.sleep(max(0.0, until - time.monotonic()))
+    thawed = d.thaw()
+    # What arrived before the deadline is good; else the request fails. It never hangs.
+    ended(d, [prompt], None, *LOST, since=thawed)
+    reused(d, prompt)
+    untouched(d)
+    works(p, d)
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["that prefill has met", "that prefill meets now"])
 def test_a_frozen_decode_engine_holds_up_nobody_else(pair: Pair, folder: Path, known: bool) -> None:
     p, d = pair.get()
-    with running("decode", Sizes(4, 4, 1, 16, 1), folder, **TIMES) as frozen:
+    with running("decode", FOUR, folder, **pair.settings) as frozen:
         if known:
-            works(p, frozen, pair.new_id())
-        ids = [pair.new_id() for _ in range(6)]
-        for transfer_id in ids:
-            frozen.load(transfer_id, D_TABLE[:2], TOKENS, p)
+            works(p, frozen)
+        prompts = several(frozen, 6)
+        frozen.load(p, *prompts)
         frozen.poll()
         frozen.freeze()
-        for transfer_id in ids:
-            p.hold(transfer_id, P_TABLE, TOKENS)
+        p.hold(*prompts)
         for _ in range(3):
-            began = time.monotonic()
-            works(p, d, pair.new_id())
-            assert time.monotonic() - began < 10, "a healthy engine waits for a frozen one"
-        frozen.thaw()
-        for transfer_id in ids:
-            frozen.outcomes("received", transfer_id, OVER_S)
-    for transfer_id in ids:
-        p.outcomes("sent", transfer_id)
+            prompt = ask(d)
+            p.hold(prompt)
+            d.load(p, prompt)
+            ended(d, [prompt], None)
+        thawed = frozen.thaw()
+        ended(frozen, prompts, None, *LOST, since=thawed)
+        settled(frozen)
+        p.all_sent(*prompts)
     settled(p)
+    works(p, d)
 
 
 WEATHERS = {
     "a tenth is lost": Weather(lose=0.1),
     "half is lost": Weather(lose=0.5),
     "all is repeated": Weather(repeat=1.0),
-    "late and out of order": Weather(repeat=0.3, delay_s=0.3),
-    "all of it": Weather(lose=0.2, repeat=0.3, delay_s=0.5),
+    "late and out of order": Weather(repeat=0.3, delay_s=0.1),
+    "all of it": Weather(lose=0.2, repeat=0.3, delay_s=0.1),
 }
 
 
 @pytest.mark.parametrize("name", WEATHERS)
 def test_control_messages_are_lost_repeated_delayed_and_reordered(pair: Pair, name: str) -> None:
     p, d = pair.get()
+    prompts, weather = several(d, 8), WEATHERS[name]
     control = p.ranks[0].facts.control
-    with control_proxy(control, WEATHERS[name], seed=len(name)) as proxy, p.also_behind([proxy.address]) as origin:
-        ids = [pair.new_id() for _ in range(8)]
-        outcomes = []
-        for transfer_id in ids:
-            began = time.monotonic()
-            d.all("remember")
-            p.hold(transfer_id, P_TABLE, TOKENS)
-            d.load(transfer_id, D_TABLE, TOKENS, p, origin)
-            found = d.outcomes("received", transfer_id, OVER_S)
-            assert time.monotonic() - began < OVER_S
-            for differing, outcome in zip(d.differing(D_TABLE, TOKENS), found, strict=True):
-                assert outcome is not None or differing == 0, "reported good, and bytes are wrong"
-            outcomes += found
-            reused(d)
-            untouched(d)
-        for transfer_id in ids:
-            p.outcomes("sent", transfer_id)
-        assert proxy.passed > 2 * len(ids)
-        if not proxy.weather.lose:
-            assert outcomes == [None] * len(outcomes), "nothing was lost, so everything arrives"
+    with control_proxy(control, weather, seed=len(name)) as proxy, p.also_behind([proxy.address]) as origin:
+        # Where nothing is lost everything arrives. Few at a time, since they wait for each other's slots.
+        at_once, reasons = (8, ("deadline",)) if weather.lose else (2, ())
+        for first in range(0, len(prompts), at_once):
+            some = prompts[first : first + at_once]
+            p.hold(*some)
+            d.load(p, *some, origin=origin)
+            ended(d, some, None, *reasons)
+            reused(d, *some)
+        p.all_sent(*prompts)
         untouched(d)
-    works(p, d, pair.new_id())
-
-
-def test_more_transfers_than_staging_has_room_for(folder: Path) -> None:
-    config = {"path": "pack", "staging_bytes": 1 << 20, "transfer_threads": 2}
-    with running("prefill", ONE, folder, **config) as p, running("decode", DCP, folder, **config) as d:
-        d.all("remember")
-        ids = [f"many {number}" for number in range(40)]
-        p.work(holds=[{"id": transfer_id, "table": P_TABLE, "end": TOKENS} for transfer_id in ids])
-        for transfer_id in ids:
-            d.load(transfer_id, D_TABLE, TOKENS, p)
-        for transfer_id in ids:
-            assert d.outcomes("received", transfer_id) == [None, None]
-            assert p.outcomes("sent", transfer_id) == [None]
-        assert d.differing(D_TABLE, TOKENS) == [0, 0]
         settled(p, d)
+        assert bool(weather.lose) == bool(sum(proxy.lost.values()))
+        assert bool(weather.repeat) == bool(proxy.repeated)
+        assert bool(weather.delay_s) == bool(proxy.reordered)
+    works(p, d)
 
 
-@pytest.mark.parametrize("state", ["looking up", "waiting for the prompt", "being written to", "just done"])
-def test_the_client_leaves_decode(pair: Pair, state: str) -> None:
+#: Kinds of messages, see `wire`. What a lost Pull leaves behind is the lease's business.
+KINDS = {
+    "direct": ("done", "cancel", "settled"),
+    "scatter": ("want", "grant", "chunk", "taken", "done", "cancel", "settled"),
+}
+
+
+def test_a_transfer_that_lost_a_message_is_given_up(pair: Pair) -> None:
     p, d = pair.get()
-    transfer_id, began = pair.new_id(), time.monotonic()
-    if state == "being written to":
-        p.all("gate", after=2)
-    if state != "waiting for the prompt":
-        p.hold(transfer_id, P_TABLE, TOKENS)
-    d.load(transfer_id, D_TABLE, TOKENS, p)
-    if state == "being written to":
-        p.held_up()
-    elif state == "waiting for the prompt":
-        time.sleep(0.3)
-    elif state == "just done":
-        p.outcomes("sent", transfer_id)
-    d.work(aborts=[transfer_id])
-    p.all("ungate")
-    failed(d, transfer_id, "cancelled", *([None] if state in ("looking up", "just done") else []), began=began)
-    reused(d)
-    if state == "waiting for the prompt":
-        p.hold(transfer_id, P_TABLE, TOKENS)
-    p.outcomes("sent", transfer_id)
+    with control_proxy(p.ranks[0].facts.control, Weather()) as proxy, p.also_behind([proxy.address]) as origin:
+        for kind in KINDS[p.path]:
+            prompt = ask(d)
+            proxy.lose(kind, len(d.ranks))
+            if kind == "cancel":
+                written_to(p, d, prompt, origin)
+                d.work(aborts=[prompt.id])
+            elif kind == "settled":
+                asked = proxy.taken["pull"] + len(d.ranks)
+                d.load(p, prompt, origin=origin)
+                wait_until(lambda asked=asked: proxy.taken["pull"] == asked, PATIENCE_S, lambda: str(proxy.taken))
+                d.work(aborts=[prompt.id])
+            else:
+                p.hold(prompt)
+                d.load(p, prompt, origin=origin)
+            wait_until(lambda kind=kind: proxy.lost[kind] == len(d.ranks), PATIENCE_S, lambda: str(proxy.lost))
+            assert any(d.staging()) or kind not in ("grant", "chunk", "taken"), "the transfer should hang"
+            d.work(aborts=[prompt.id])
+            p.all("ungate")
+            ended(d, [prompt], None, "cancelled")
+            reused(d, prompt)
+            if kind == "settled":
+                p.hold(prompt)
+            assert p.all_sent(prompt) <= {None, "cancelled"}
+            settled(p, d)
+            untouched(d)
+    works(p, d)
+
+
+@dataclass
+class Full:
+    """Forty loads of one decode engine fill its staging memory; each prefill engine has twenty of them."""
+
+    prefills: tuple[FaultEngine, FaultEngine]
+    d: FaultEngine
+    prompts: tuple[list[Prompt], list[Prompt]]
+
+
+@pytest.fixture
+def full(folder: Path) -> Iterator[Full]:
+    """Writers stand before their first write, and no slot is free. Each prefill engine has a prompt under five ids."""
+    loads, per_target = 20, 3
+    settings = {**SETTINGS["scatter"], **LONGER, "num_blocks": 2 * loads * per_target}
+    with (
+        running("prefill", ONE, folder, **settings) as first,
+        running("prefill", ONE, folder, **settings) as second,
+        running("decode", DCP, folder, **settings) as d,
+    ):
+        made = Full((first, second), d, ([], []))
+        for place, p in enumerate(made.prefills):
+            p.all("gate", after=0)
+            for n in range(loads):
+                source, target = len(P_TABLE) * (n % 4), per_target * (place * loads + n)
+                tables = tuple(range(source, source + len(P_TABLE))), tuple(range(target, target + per_target))
+                made.prompts[place].append(Prompt(*tables, TOKENS, number=4 * place + n % 4))
+            p.hold(*made.prompts[place])
+            d.load(p, *made.prompts[place])
+        all_slots = [NUM_SLOTS * SLOT_BYTES] * len(d.ranks)
+        wait_until(lambda: d.staging() == all_slots, PATIENCE_S, lambda: f"never full: {d.staging()}")
+        for p in made.prefills:
+            p.held_up(len(d.ranks))
+            assert all(p.staging())
+        yield made
+
+
+def test_more_transfers_than_staging_has_room_for(full: Full) -> None:
+    (first, second), d = full.prefills, full.d
+    for p, prompts in zip(full.prefills, full.prompts, strict=True):
+        p.all("ungate")
+        assert p.all_sent(*prompts) == {None}
+    ended(d, [*full.prompts[0], *full.prompts[1]], None, times=LONGER)
+    settled(first, second, d)
+    assert first.written()["scatter"] == second.written()["scatter"] == len(d.ranks) * len(full.prompts[0])
+    works(first, d)
+    works(second, d)
+
+
+def test_a_writer_that_freezes_while_it_holds_staging_holds_up_nobody_else_and_gives_it_back(full: Full) -> None:
+    (frozen, other), d, (lost, good) = full.prefills, full.d, full.prompts
+    frozen.freeze()
+    other.all("ungate")
+    assert other.all_sent(*good) == {None}
+    reasons = ended(d, [*good, *lost], None, "deadline", times=LONGER)
+    assert reasons == [None] * len(d.ranks) * len(good) + ["deadline"] * len(d.ranks) * len(lost)
+    # The slots that the frozen one may write into stay its own. Those that are left serve the others.
+    beside = Prompt(P_TABLE, good[0].target, TOKENS)
+    other.hold(beside)
+    d.load(other, beside)
+    ended(d, [beside], None)
+    assert other.all_sent(beside) == {None}
+    assert other.written()["scatter"] == len(d.ranks) * (len(good) + 1)
+    assert d.staging() == [SLOTS_OF_ONE * SLOT_BYTES] * len(d.ranks)
+    frozen.thaw()
+    frozen.all("ungate")
+    reused(d, *lost)
+    frozen.all_sent(*lost)
     untouched(d)
-    works(p, d, pair.new_id())
+    settled(frozen, other, d)
+    works(frozen, d)
+    works(other, d)
 
 
-@pytest.mark.parametrize("state", ["before decode asks", "while decode waits"])
-def test_the_client_leaves_prefill(pair: Pair, state: str) -> None:
+def test_the_client_leaves_decode_while_it_looks_prefill_up(pair: Pair) -> None:
     p, d = pair.get()
-    transfer_id, began = pair.new_id(), time.monotonic()
-    if state == "before decode asks":
-        p.work(drops=[transfer_id])
-        d.load(transfer_id, D_TABLE, TOKENS, p)
+    prompt = ask(d)
+    with p.behind_held_answers() as held:
+        p.hold(prompt)
+        d.load(p, prompt, origin=held.origin)
+        held.asked()
+        d.work(aborts=[prompt.id])
+        ended(d, [prompt], "cancelled")
+        reused(d, prompt)
+        held.release()
+        # Decode says so once it knows whom to tell; if it never does, the lease ends it.
+        assert p.all_sent(prompt) <= {"released", "lease_expired"}
+    untouched(d)
+    works(p, d)
+
+
+@contextmanager
+def waiting(p: FaultEngine, d: FaultEngine, prompt: Prompt) -> Iterator[None]:
+    """All ranks of decode have asked prefill for a prompt that isn't computed."""
+    with control_proxy(p.ranks[0].facts.control, Weather()) as proxy, p.also_behind([proxy.address]) as origin:
+        d.load(p, prompt, origin=origin)
+        wait_until(lambda: proxy.taken["pull"] == len(d.ranks), PATIENCE_S, lambda: str(proxy.taken))
+        yield
+
+
+def test_the_client_leaves_decode_while_it_waits_for_the_prompt(pair: Pair) -> None:
+    p, d = pair.get()
+    prompt = ask(d)
+    with waiting(p, d, prompt):
+        d.work(aborts=[prompt.id])
+        ended(d, [prompt], "cancelled")
+        reused(d, prompt)
+        p.hold(prompt)
+        assert p.all_sent(prompt) == {"cancelled"}
+    untouched(d)
+    works(p, d)
+
+
+@pytest.mark.parametrize("moment", [DURING, AFTER])
+def test_the_client_leaves_decode(pair: Pair, moment: str) -> None:
+    p, d = pair.get()
+    prompt = ask(d)
+    if moment == DURING:
+        written_to(p, d, prompt)
     else:
-        d.load(transfer_id, D_TABLE, TOKENS, p)
-        time.sleep(0.3)
-        p.work(drops=[transfer_id])
-    failed(d, transfer_id, "prefill_aborted", began=began)
-    assert time.monotonic() - began < TIMES["request_timeout_s"] + 5
-    reused(d)
+        # Prefill has said so already, and decode may not have heard it yet.
+        p.hold(prompt)
+        d.load(p, prompt)
+        assert p.all_sent(prompt) == {None}
+    d.work(aborts=[prompt.id])
+    p.all("ungate")
+    ended(d, [prompt], "cancelled", *([None] if moment == AFTER else []))
+    reused(d, prompt)
+    assert p.all_sent(prompt) == {None if moment == AFTER else "cancelled"}
     untouched(d)
-    works(p, d, pair.new_id())
+    works(p, d)
 
 
+def test_the_client_leaves_prefill_before_decode_asks(pair: Pair) -> None:
+    p, d = pair.get()
+    prompt = ask(d)
+    p.work(drops=[prompt.id])
+    d.load(p, prompt)
+    ended(d, [prompt], "prefill_aborted")
+    reused(d, prompt)
+    untouched(d)
+    works(p, d)
+
+
+def test_the_client_leaves_prefill_while_decode_waits(pair: Pair) -> None:
+    p, d = pair.get()
+    prompt = ask(d)
+    with waiting(p, d, prompt):
+        p.work(drops=[prompt.id])
+        ended(d, [prompt], "prefill_aborted")
+    reused(d, prompt)
+    untouched(d)
+    works(p, d)
+
+
+@pytest.mark.parametrize("path", ["direct"], indirect=True)
 def test_who_reaches_mooncakes_own_port_needs_no_secret(pair: Pair) -> None:
     """Not a promise but a fact to know: it is why SECURITY.md asks for a network policy."""
     p, d = pair.get()
-    p.clear()
     target = d.ranks[0]
-    d.all("remember")
+    assert d.wrong_bytes() == [0, 0]
     p.ranks[0].ask(do="write_raw", segment=target.segment, address=target.address)
-    assert d.differing(D_TABLE, 0)[0] > 0, "Mooncake asks for a secret now: say so in SECURITY.md"
+    assert d.wrong_bytes()[0] > 0, "Mooncake asks for a secret now: say so in SECURITY.md"

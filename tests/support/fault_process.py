@@ -1,28 +1,37 @@
 """One rank of one engine as a process, to be killed, frozen and held up: the product's worker over real Mooncake.
 
 Run with the engine environment's interpreter, as `python -m tests.support.fault_process`. It reads one JSON command per
-line and answers each with one JSON line that has "ok", or "error" with a traceback:
+line and answers each with one JSON line that has "ok", or "error" with a traceback. A prompt is {"id", "number",
+"table", "end"}: its tokens and their KV follow from its number, and the table is this side's.
 
-    {"do": "open", "role", "engine_id", "sizes", "tp_rank", "config"}   answers {"facts": hex of the rank's facts}
-    {"do": "work", "holds", "loads", "aborts", "drops", "releases"}     what the scheduler would send in one step
-    {"do": "poll"}          what the rank reports since the last poll, its gauges, and how many batches were begun
+    {"do": "open", "role", "engine_id", "sizes", "tp_rank", "entry_bytes", "num_blocks", "config"}
+                            answers {"facts": hex of the rank's facts, "segment", "address"}
+    {"do": "work", "holds", "loads", "aborts", "drops", "releases"}     what the scheduler would send in one step; the
+                            blocks of a load hold another owner's bytes before
+    {"do": "poll"}          what the rank reported since the last poll and when, its counters, how full its staging
+                            memory was, and what was written
     {"do": "gate", "after"} let so many more batches pass and hold up the next ones; {"do": "ungate"} lets them go
-    {"do": "remember"}      keep a copy of the memory; {"do": "differing", "table", "start", "end"} counts bytes that
-                            aren't those of the copy with tokens [start, end) filled in
+    {"do": "freeze_at", "batch"}  stop this process while it writes that batch, counted from now
+    {"do": "compare", "right", "open"}  count bytes that aren't those of the last comparison with all prompts of `right`
+                            filled in; in the blocks of `open` there may be anything
     {"do": "reuse", "table"} fill these blocks with bytes of another owner
     {"do": "write_raw", "segment", "address"}  write some bytes with Mooncake alone, without any message of ours
 
-What Mooncake waits for is cut short, so that a frozen peer costs seconds.
+A thread takes the engine's part and asks the worker all the time what is over, so that times are the rank's own. What
+Mooncake waits for is cut short, so that a frozen peer costs seconds.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -42,39 +51,75 @@ from dcp_connector.worker import WorkerSide
 from tests.support.kv_oracle import HEAD_MAJOR, Rank, Sizes
 from tests.support.transfer_ranks import HOST, SECRET, prompt, tensors_of
 
-NUM_BLOCKS, NUM_LAYERS, ENTRY_BYTES = 40, 2, 16
+NUM_LAYERS = 2
+#: Numbers of neighbouring prompts lie so far apart, more than any prompt here has tokens.
+PROMPT_STRIDE = 1000
 #: What another owner of a block writes into it.
 OTHERS_BYTE = 0x5A
 RAW_BYTES = 256
+#: Pause between two steps of the engine's thread.
+STEP_S = 0.004
 STRAGGLERS_S = 2.0
 sender.STRAGGLERS_S = STRAGGLERS_S
 transfer._TIMEOUTS.update(dict.fromkeys(("MC_TCP_PROGRESS_TIMEOUT_SEC", "MC_TCP_STATUS_TIMEOUT_SEC"), "4"))
 
 
 class GatedTransport(MooncakeTransport):
-    """Mooncake, which can be held up before its next batch."""
+    """Mooncake, which can be held up before its next batch, and in which this process can stop."""
 
     def __init__(self) -> None:
         super().__init__(HOST, "tcp", "")
         self.lock = threading.Lock()
-        self.begun = 0
+        self.held_up = 0
         self.left: int | None = None
+        self.until_frozen = 0
         self.go = threading.Event()
 
     def write(self, segment: str, src: Sequence[int], dst: Sequence[int], length: Sequence[int]) -> None:
         with self.lock:
-            self.begun += 1
             held = self.left == 0
             if self.left:
                 self.left -= 1
+            freezes = self.until_frozen == 1
+            self.until_frozen = max(0, self.until_frozen - 1)
         if held:
+            # A writer is held up between meeting its peer and the first byte, too.
+            self._meet(segment)
+            with self.lock:
+                self.held_up += 1
             self.go.wait()
+            with self.lock:
+                self.held_up -= 1
+        if freezes:
+            threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGSTOP)).start()
         super().write(segment, src, dst, length)
 
     def gate(self, after: int | None) -> None:
         with self.lock:
-            self.begun, self.left = 0, after
+            self.left = after
         self.go.clear() if after is not None else self.go.set()
+
+
+class PeakCounters(Counters):
+    """Counters that also know how high each gauge by rank was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._changing = threading.Lock()
+        self._now: Counter[str] = Counter()
+        self._peaks: Counter[str] = Counter()
+
+    def change(self, key: str, by: int) -> None:
+        with self._changing:
+            super().change(key, by)
+            self._now[key] += by
+            self._peaks[key] = max(self._peaks[key], self._now[key])
+
+    def take_peak(self, key: str) -> int:
+        """Return how high a gauge was since the last call."""
+        with self._changing:
+            peak, self._peaks[key] = self._peaks[key], self._now[key]
+        return peak
 
 
 class Process:
@@ -92,16 +137,16 @@ class Process:
             layout=wire_layout(sizes.layout()),
             pipeline_parallel_size=1,
         )
-        self.rank = Rank(sizes, command["tp_rank"], 0, NUM_BLOCKS, NUM_LAYERS, ENTRY_BYTES, HEAD_MAJOR)
+        blocks, entry_bytes = command["num_blocks"], command["entry_bytes"]
+        self.rank = Rank(sizes, command["tp_rank"], 0, blocks, NUM_LAYERS, entry_bytes, HEAD_MAJOR)
         self.before = self.rank.memory.copy()
-        self.counters = Counters()
-        self.totals: Data = {}
+        self.counters = PeakCounters()
         self.transport = GatedTransport()
         self.worker = WorkerSide(
             host=HOST,
             tp_rank=command["tp_rank"],
             pp_rank=0,
-            num_blocks=NUM_BLOCKS,
+            num_blocks=blocks,
             read_facts=lambda _names: side,
             open_transport=lambda: self.transport,
             config=ConnectorConfig(mooncake_protocol="tcp", **command["config"]),
@@ -109,6 +154,7 @@ class Process:
             counters=self.counters,
         )
         self.worker.register(tensors_of(self.rank))
+        self.engine = EngineThread(self.worker)
 
     def facts(self) -> dict[str, Any]:
         facts = msgspec.msgpack.encode(self.worker.facts).hex()
@@ -121,35 +167,22 @@ class Process:
             releases=[tuple(release) for release in command.get("releases", [])],
         )
         for item in command.get("holds", []):
-            self.rank.fill(self.rank.memory, item["table"], 0, item["end"])
-            held = Hold(item["id"], item["id"], tuple(item["table"]), item["end"], prompt(item["end"]), "")
+            self._fill(self.rank.memory, item)
+            held = Hold(item["id"], item["id"], tuple(item["table"]), item["end"], _tokens(item), "")
             work.holds.append(held)
         for item in command.get("loads", []):
-            digest = token_digest(prompt(item["end"]), "")
-            table = tuple(item["table"])
+            self.reuse(item)
+            table, digest = tuple(item["table"]), token_digest(_tokens(item), "")
             load = Load(item["id"], item["id"], item["origin"], item["engine"], table, 0, item["end"], digest)
             work.loads.append(load)
-        self.worker.start(work)
+        self.engine.start(work)
         return {}
 
     def poll(self, _command: dict[str, Any]) -> dict[str, Any]:
-        sent, received = self.worker.finished()
-        failed, report = self.worker.take_failed_requests(), self.worker.take_report()
-        self.totals = merge(self.totals, self.counters.take() or {})
+        found = self.engine.take()
         with self.transport.lock:
-            held_up = self.transport.begun if self.transport.left == 0 else 0
-        return {
-            "sent": {key: report.sent[key] for key in sent} if report else {},
-            "received": {key: report.received[key] for key in received} if report else {},
-            "unclear": list(report.unclear) if report else [],
-            "cleared": list(report.cleared) if report else [],
-            "failed_requests": list(failed),
-            "failed_blocks": list(self.worker.take_failed_blocks()),
-            "stats": self.totals,
-            "batches": self.transport.begun,
-            "held_up": held_up,
-            "threads": threading.active_count(),
-        }
+            held_up = self.transport.held_up
+        return {**found, "held_up": held_up, "peak": self.counters.take_peak("staging_bytes")}
 
     def gate(self, command: dict[str, Any]) -> dict[str, Any]:
         self.transport.gate(command["after"])
@@ -159,28 +192,96 @@ class Process:
         self.transport.gate(None)
         return {}
 
-    def remember(self, _command: dict[str, Any]) -> dict[str, Any]:
-        self.before = self.rank.memory.copy()
+    def freeze_at(self, command: dict[str, Any]) -> dict[str, Any]:
+        with self.transport.lock:
+            self.transport.until_frozen = command["batch"]
         return {}
 
-    def differing(self, command: dict[str, Any]) -> dict[str, Any]:
-        expected = self.before.copy()
-        if command["end"]:
-            self.rank.fill(expected, command["table"], 0, command["end"])
-        return {"bytes": int((self.rank.memory != expected).sum())}
+    def compare(self, command: dict[str, Any]) -> dict[str, Any]:
+        expected = self.before
+        for item in command["right"]:
+            self._fill(expected, item)
+        for part in (part for item in command["open"] for part in self._blocks(item["table"])):
+            expected[part] = self.rank.memory[part]
+        differing = int((self.rank.memory != expected).sum())
+        self.before = self.rank.memory.copy()
+        return {"bytes": differing}
 
     def reuse(self, command: dict[str, Any]) -> dict[str, Any]:
-        touched = np.zeros_like(self.rank.memory)
-        sizes = self.rank.sizes
-        self.rank.fill(touched, command["table"], 0, len(command["table"]) * sizes.b * sizes.w)
-        self.rank.memory[touched != 0] = OTHERS_BYTE
-        return self.remember(command)
+        for part in self._blocks(command["table"]):
+            self.rank.memory[part] = self.before[part] = OTHERS_BYTE
+        return {}
 
     def write_raw(self, command: dict[str, Any]) -> dict[str, Any]:
         self.rank.memory[:RAW_BYTES] ^= 0xFF  # both sides' memory begins alike
         source = int(self.rank.memory.ctypes.data)
         MooncakeTransport.write(self.transport, command["segment"], [source], [command["address"]], [RAW_BYTES])
         return {}
+
+    def _fill(self, memory: np.ndarray, item: dict[str, Any]) -> None:
+        self.rank.fill(memory, item["table"], 0, item["end"], item["number"] * PROMPT_STRIDE)
+
+    def _blocks(self, table: Sequence[int]) -> Iterator[slice]:
+        """Where these blocks lie in memory, in every layer: each is consecutive bytes."""
+        for page in self.rank.pages:
+            for block in table:
+                start = page.base - self.rank.address + block * page.block_stride
+                yield slice(start, start + page.block_stride)
+
+
+class EngineThread:
+    """Asks a worker for what is over, as an engine does in each step, and notes when it said so."""
+
+    def __init__(self, worker: WorkerSide) -> None:
+        self._worker = worker
+        self._lock = threading.Lock()
+        self._loaded: dict[str, float] = {}
+        self._totals: Data = {}
+        self._found = _nothing()
+        self._broken = ""
+        threading.Thread(target=self._run, daemon=True, name="engine").start()
+
+    def start(self, work: StepWork) -> None:
+        with self._lock:
+            self._loaded.update((load.request_id, time.monotonic()) for load in work.loads)
+            self._worker.start(work)
+
+    def take(self) -> dict[str, Any]:
+        """Return what was found since the last call; "received" has when each load began and ended."""
+        with self._lock:
+            self._step()
+            assert not self._broken, self._broken
+            found, self._found = self._found, _nothing()
+            return {**found, "stats": self._totals}
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._lock:
+                    self._step()
+                time.sleep(STEP_S)
+        except Exception:
+            self._broken = traceback.format_exc()
+
+    def _step(self) -> None:
+        sent, received = self._worker.finished()
+        failed, report = self._worker.take_failed_requests(), self._worker.take_report()
+        now, found = time.monotonic(), self._found
+        if report:
+            found["sent"] += [(key, report.sent[key]) for key in sent]
+            found["received"] += [(key, report.received[key], self._loaded[key], now) for key in received]
+            found["unclear"] += report.unclear
+            found["cleared"] += report.cleared
+        found["failed_requests"] += failed
+        self._totals = merge(self._totals, self._worker.take_stats() or {})
+
+
+def _nothing() -> dict[str, list[Any]]:
+    return {name: [] for name in ("sent", "received", "unclear", "cleared", "failed_requests")}
+
+
+def _tokens(item: dict[str, Any]) -> bytes:
+    return prompt(item["end"], item["number"] * PROMPT_STRIDE)
 
 
 def main() -> None:

@@ -190,8 +190,11 @@ class Rank:
         start = page.base - self.address + local_head * page.head_stride
         return start + kernel_block * page.block_stride + local_row * page.row_stride
 
-    def fill(self, memory: np.ndarray, table: list[int], start: int, end: int) -> None:
-        """Write the true entry of every token of [start, end) that belongs on this rank into `memory`."""
+    def fill(self, memory: np.ndarray, table: list[int], start: int, end: int, seed: int = 0) -> None:
+        """Write the true entry of every token of [start, end) that belongs on this rank into `memory`.
+
+        `seed` tells prompts apart: it is the number of the first token.
+        """
         hand = np.array(deal(end, self.sizes.w, self.sizes.i)[shard_of(self.sizes, self.rank)], dtype=np.int64)
         rows = np.flatnonzero(hand >= start)
         blocks = np.array(table, dtype=np.int64)[rows // self.sizes.b]
@@ -200,7 +203,7 @@ class Rank:
             layer, part = divmod(number, parts)
             for head in heads_of(self.sizes, self.rank):
                 offsets = self.entry_offset(page, blocks, head, rows % self.sizes.b)
-                values = entries(self.first_layer + layer, head, hand[rows], self.entry_bytes)
+                values = entries(self.first_layer + layer, head, seed + hand[rows], self.entry_bytes)
                 first = part * (self.entry_bytes - page.entry_bytes)
                 at = offsets[:, None] + np.arange(page.entry_bytes)
                 memory[at] = values[:, first : first + page.entry_bytes]

@@ -12,10 +12,14 @@ from dcp_connector.transfer import MooncakeTransport, TransferError
 
 
 class Engine:
-    """A TransferEngine whose writes end as told: each list holds what one descriptor's looks find."""
+    """A TransferEngine whose writes end as told: each list holds what one descriptor's looks find.
 
-    def __init__(self, ends: list[list[int]]) -> None:
+    One without looks is refused: `no_batch` is what comes of submitting it.
+    """
+
+    def __init__(self, ends: list[list[int]], no_batch: int = 2**64 - 1) -> None:
         self.ends = [deque(end) for end in ends]
+        self.no_batch = no_batch
         self.submitted: list[tuple[int, int, int]] = []
         self.looks = 0
 
@@ -28,7 +32,7 @@ class Engine:
     def transfer_submit_write(self, _: str, src: int, dst: int, length: int) -> int:
         self.submitted.append((src, dst, length))
         number = len(self.submitted) - 1
-        return number + 1 if self.ends[number] else 2**64 - 1
+        return number + 1 if self.ends[number] else self.no_batch
 
     def transfer_check_status(self, batch: int) -> int:
         self.looks += 1
@@ -56,8 +60,9 @@ def test_a_failed_descriptor_fails_the_batch_once_the_others_are_over(monkeypatc
     assert engine.looks == 4
 
 
-def test_a_descriptor_that_can_not_be_submitted_fails_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine([[1], []])
+@pytest.mark.parametrize("no_batch", [-1, 2**64 - 1, 0], ids=["minus one", "it as an unsigned number", "peer gone"])
+def test_a_descriptor_that_can_not_be_submitted_fails_the_batch(monkeypatch: pytest.MonkeyPatch, no_batch: int) -> None:
+    engine = Engine([[1], []], no_batch)
     with pytest.raises(TransferError, match="code -1"):
         opened(monkeypatch, engine).write("peer:1", [0, 0], [0, 0], [1, 1])
     assert engine.looks == 1
