@@ -1,6 +1,7 @@
 """The connector in real vLLM engines on this machine: both router flows, and what routers and clients get wrong.
 
-Prefill TP 1, decode TP 2 with DCP 2 and interleave 8. Tokens are compared with prefill's own answer to the same prompt.
+Prefill TP 1, decode TP 2 with DCP 2 and interleave 8, once with each policy for a load that fails. After a fault tokens
+are compared with those of an engine without P/D, else with prefill's own answer to the same prompt.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,21 +27,32 @@ import pytest
 from devcluster.completions import CompletionError, complete, complete_serially, get_text
 from devcluster.metrics import total
 from tests.support.engines import EnginePool, EngineSpec, RunningEngine
-from tests.support.pd_pair import PDPair, eventually, metric
+from tests.support.pd_pair import PDPair, eventually, metric, settled, step, writes_by_path
+from tests.support.silenced import silenced
 
 pytestmark = pytest.mark.timeout(900)
 
 # Times are far above what a transfer takes: machines of this kind were seen to stand still for five seconds under load.
 LEASE_S = 30.0
-PREFILL = EngineSpec(role="kv_producer", connector=(("lease_s", LEASE_S),))
+TIMEOUT_S, GRACE_S = 20.0, 1.0
+#: What comes on top of deadline and grace: two such pauses. Measured on two cores at a load of 8: less than 3 s.
+SLACK_S = 10.0
+#: Small, so that a long prompt doesn't fit in at once.
+STAGING = ("staging_bytes", 1 << 20)
+PREFILL = EngineSpec(role="kv_producer", connector=(("lease_s", LEASE_S), ("path", "scatter"), STAGING))
 DECODE = EngineSpec(
     tensor=2,
     dcp=2,
     interleave=8,
     role="kv_consumer",
     load_failure_policy="recompute",
-    connector=(("request_timeout_s", 20.0), ("cancel_grace_s", 1.0)),
+    connector=(("request_timeout_s", TIMEOUT_S), ("cancel_grace_s", GRACE_S), STAGING),
 )
+FAILING_TIMEOUT_S = 10.0
+FAILING = replace(DECODE, load_failure_policy="fail", connector=(("request_timeout_s", FAILING_TIMEOUT_S), STAGING))
+PLAIN = EngineSpec()
+#: Tokens of a virtual block of decode: its rank's block times DCP.
+VIRTUAL_BLOCK = 64
 END_OF_SEQUENCE = 257
 #: 4 layers, one KV head of 32 values for K and 32 for V, float32.
 BYTES_PER_TOKEN = 4 * 64 * 4
@@ -47,10 +60,22 @@ PROMPTS = [("The quick brown fox jumps. " * 30)[:length] + str(length) for lengt
 
 
 @pytest.fixture(scope="module")
-def pd(engine_pool: EnginePool) -> Iterator[PDPair]:
-    prefill, decode = engine_pool.get(PREFILL, DECODE)
-    yield PDPair(prefill, decode)
-    engine_pool.stop(PREFILL, DECODE)
+def pairs(engine_pool: EnginePool) -> Iterator[dict[str, PDPair]]:
+    """The prefill engine with the decode engine of each policy."""
+    prefill, recomputing, failing, _ = engine_pool.get(PREFILL, DECODE, FAILING, PLAIN)
+    yield {"recompute": PDPair(prefill, recomputing), "fail": PDPair(prefill, failing)}
+    engine_pool.stop(PREFILL, DECODE, FAILING, PLAIN)
+
+
+@pytest.fixture(scope="module")
+def pd(pairs: dict[str, PDPair]) -> PDPair:
+    return pairs["recompute"]
+
+
+@pytest.fixture(scope="module")
+def plain(pairs: dict[str, PDPair], engine_pool: EnginePool) -> Callable[[str], tuple[int, ...]]:
+    """The tokens of an engine that knows nothing of P/D; it runs beside the pairs."""
+    return lambda prompt: engine_pool.answers(PLAIN, [prompt])[0]
 
 
 def test_both_flows_give_the_tokens_of_one_engine_and_the_counters_agree(pd: PDPair) -> None:
@@ -62,15 +87,14 @@ def test_both_flows_give_the_tokens_of_one_engine_and_the_counters_agree(pd: PDP
         turned = [f"{prompt[::-1]}{prompt}" for prompt in PROMPTS[:6]]
         answers = [answer.token_ids for answer in pool.map(pd.concurrently, turned)]
     assert answers == [complete(pd.prefill.url, prompt).token_ids for prompt in turned]
-    eventually(lambda: metric(pd.prefill, "pinned_requests", suffix="") == 0)
+    pd.settled()
     sent, received = metric(pd.prefill, "bytes_sent") - before[0], metric(pd.decode, "bytes_received") - before[1]
     assert sent == received > 0
     assert received % BYTES_PER_TOKEN == 0
     assert metric(pd.decode, "failed_transfers") == metric(pd.decode, "tokens_recomputed") == 0
     assert metric(pd.prefill, "write_seconds", suffix="_count") > 0
     assert metric(pd.decode, "receive_seconds", suffix="_count") > 0
-    for engine, gauge in ((pd.prefill, "pinned_blocks"), (pd.prefill, "staging_bytes"), (pd.decode, "staging_bytes")):
-        assert metric(engine, gauge, suffix="") == 0
+    assert {path for path, count in writes_by_path(pd.prefill).items() if count} == {"scatter"}
 
 
 def test_query_and_topology_are_served_and_ready_follows_the_engine(pd: PDPair) -> None:
@@ -118,18 +142,22 @@ def test_parameters_that_are_missing_are_counted(pd: PDPair) -> None:
     ],
 )
 def test_a_load_that_fails_is_recomputed_by_policy_with_the_right_tokens(
-    pd: PDPair, changes: dict[str, Any], reason: str
+    pd: PDPair, plain: Callable[[str], tuple[int, ...]], changes: dict[str, Any], reason: str
 ) -> None:
     prompt = f"a load that fails: {reason} " * 4
+    expected = plain(prompt)
     before = metric(pd.decode, "failed_transfers", f'reason="{reason}"')
     params = pd.to_decode(f"never-{uuid.uuid4()}", **changes)
     started = time.monotonic()
     answer = complete(pd.decode.url, prompt, kv_transfer_params=params)
-    assert time.monotonic() - started < 45
-    assert answer.token_ids == complete(pd.prefill.url, prompt).token_ids
+    took = time.monotonic() - started
+    if reason == "deadline":
+        assert TIMEOUT_S <= took < TIMEOUT_S + GRACE_S + SLACK_S
+    else:
+        assert took < SLACK_S, "there is nothing to wait for"
+    assert answer.token_ids == expected
     eventually(lambda: metric(pd.decode, "failed_transfers", f'reason="{reason}"') == before + 1)
-    # What failed never entered the prefix cache: the same prompt again is right.
-    assert complete_serially(pd.prefill.url, pd.decode.url, prompt).token_ids == answer.token_ids
+    pd.still_works(prompt, expected)
 
 
 def test_a_transfer_id_that_is_used_twice_never_yields_the_other_prompts_answer(pd: PDPair) -> None:
@@ -146,17 +174,21 @@ def test_a_transfer_id_that_is_used_twice_never_yields_the_other_prompts_answer(
     )
 
 
-def test_a_client_that_leaves_decode_while_it_waits_frees_both_sides(pd: PDPair) -> None:
+def test_a_client_that_leaves_decode_while_it_waits_frees_both_sides(
+    pd: PDPair, plain: Callable[[str], tuple[int, ...]]
+) -> None:
     transfer_id = f"gone-{uuid.uuid4()}"
     prompt = "a client that leaves " * 10
     hang_up(pd.decode, prompt, pd.to_decode(transfer_id), after_s=1.0)
     ask = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer_id}
     complete(pd.prefill.url, prompt, max_tokens=1, kv_transfer_params=ask)
-    eventually(lambda: metric(pd.prefill, "pinned_requests", suffix="") == 0)
-    pd.still_works()
+    pd.settled()
+    pd.still_works(prompt, plain(prompt))
 
 
-def test_a_client_that_leaves_prefill_ends_the_waiting_decode_request_at_once(pd: PDPair) -> None:
+def test_a_client_that_leaves_prefill_ends_the_waiting_decode_request_at_once(
+    pd: PDPair, plain: Callable[[str], tuple[int, ...]]
+) -> None:
     transfer_id = f"aborted-{uuid.uuid4()}"
     prompt = "prefill is aborted " * 30
     ask = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer_id}
@@ -167,11 +199,13 @@ def test_a_client_that_leaves_prefill_ends_the_waiting_decode_request_at_once(pd
         hang_up(pd.prefill, prompt, ask, after_s=0.3, max_tokens=1400)
         answer = waiting.result()
     eventually(lambda: metric(pd.decode, "failed_transfers", 'reason="prefill_aborted"') == before + 1)
-    assert answer.token_ids == complete(pd.prefill.url, prompt).token_ids
-    pd.still_works()
+    assert answer.token_ids == plain(prompt)
+    pd.still_works(prompt, plain(prompt))
 
 
-def test_a_client_that_leaves_after_the_transfer_frees_both_sides(pd: PDPair) -> None:
+def test_a_client_that_leaves_after_the_transfer_frees_both_sides(
+    pd: PDPair, plain: Callable[[str], tuple[int, ...]]
+) -> None:
     prompt = f"gone while it is answered {uuid.uuid4()} " * 5
     ask = {"do_remote_decode": True, "do_remote_prefill": False}
     params = complete(pd.prefill.url, prompt, max_tokens=1, kv_transfer_params=ask).kv_transfer_params
@@ -180,7 +214,7 @@ def test_a_client_that_leaves_after_the_transfer_frees_both_sides(pd: PDPair) ->
     with hanging(pd.decode, prompt, dict(params), max_tokens=1400):
         eventually(lambda: metric(pd.decode, "tokens_received") > before)
         eventually(lambda: total(get_text(pd.decode.url, "/metrics"), "vllm:num_requests_running") == 1)
-    pd.still_works()
+    pd.still_works(prompt, plain(prompt))
     # vLLM reports its gauges with a step, so only now.
     for engine in (pd.prefill, pd.decode):
         eventually(lambda engine=engine: total(get_text(engine.url, "/metrics"), "vllm:num_requests_running") == 0)
@@ -244,7 +278,7 @@ def test_a_prompt_whose_first_token_ends_the_answer_is_handed_off_all_the_same(p
     pd.settled()
 
 
-def test_noise_on_every_port_kills_nobody(pd: PDPair) -> None:
+def test_noise_on_every_port_kills_nobody(pd: PDPair, plain: Callable[[str], tuple[int, ...]]) -> None:
     query = json.loads(get_text(str(pd.prefill.bootstrap_url), "/query"))
     control = query["0"]["worker_addr"]["0"]["0"].removeprefix("tcp://")
     for address in (control, *(str(e.bootstrap_url).removeprefix("http://") for e in (pd.prefill, pd.decode))):
@@ -252,14 +286,15 @@ def test_noise_on_every_port_kills_nobody(pd: PDPair) -> None:
         for _ in range(5):
             with socket.create_connection((host, int(port))) as sock:
                 sock.sendall(uuid.uuid4().bytes * 200)
-    pd.still_works()
+    prompt = "noise on every port " * 10
+    pd.still_works(prompt, plain(prompt))
 
 
 def test_a_frozen_prefill_engine_holds_up_a_request_only_to_its_deadline_and_its_blocks_until_it_goes_on(
-    pd: PDPair,
+    pd: PDPair, plain: Callable[[str], tuple[int, ...]]
 ) -> None:
     prompt = "prefill freezes " * 20
-    expected = complete(pd.prefill.url, prompt).token_ids
+    expected = plain(prompt)
     params = pd.to_decode(f"freezes-{uuid.uuid4()}")
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(complete, pd.decode.url, prompt, kv_transfer_params=params)
@@ -269,17 +304,12 @@ def test_a_frozen_prefill_engine_holds_up_a_request_only_to_its_deadline_and_its
         try:
             # It is computed in other blocks, while those that prefill could write into stay out of use.
             assert waiting.result().token_ids == expected
-            assert time.monotonic() - frozen < 40
+            assert time.monotonic() - frozen < TIMEOUT_S + GRACE_S + SLACK_S
             assert metric(pd.decode, "quarantined_blocks", suffix="") > 0
         finally:
             pd.prefill.group.signal(signal.SIGCONT)
-
-    def cleared() -> bool:
-        complete(pd.decode.url, "the engine looks when it steps", max_tokens=2)
-        return metric(pd.decode, "quarantined_blocks", suffix="") == 0
-
-    eventually(cleared, 60)
-    pd.still_works()
+    settled(pd.prefill, pd.decode, timeout_s=60)
+    pd.still_works(prompt, expected)
 
 
 def health(engine: RunningEngine) -> tuple[int, str]:
@@ -293,7 +323,9 @@ def health(engine: RunningEngine) -> tuple[int, str]:
         connection.close()
 
 
-def test_health_names_a_rank_that_froze_in_an_idle_engine_until_it_goes_on(pd: PDPair) -> None:
+def test_health_names_a_rank_that_froze_in_an_idle_engine_until_it_goes_on(
+    pd: PDPair, plain: Callable[[str], tuple[int, ...]]
+) -> None:
     titles = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pd.decode.group.members()}
     worker = next(pid for pid, title in titles.items() if b"Worker_TP1" in title)
     os.kill(worker, signal.SIGSTOP)
@@ -305,16 +337,77 @@ def test_health_names_a_rank_that_froze_in_an_idle_engine_until_it_goes_on(pd: P
     finally:
         os.kill(worker, signal.SIGCONT)
     eventually(lambda: health(pd.decode) == (200, "ok\n"))
-    pd.still_works()
+    prompt = "a rank froze and goes on " * 10
+    pd.still_works(prompt, plain(prompt))
+
+
+def test_a_load_that_fails_is_an_error_by_policy_and_the_engine_lives(
+    pairs: dict[str, PDPair], plain: Callable[[str], tuple[int, ...]]
+) -> None:
+    pd, prompt = pairs["fail"], "a load that fails " * 10
+    params = {
+        "do_remote_prefill": True,
+        "remote_bootstrap_addr": "http://127.0.0.1:1",
+        "remote_engine_id": "gone",
+        "transfer_id": "nobody",
+    }
+    before = metric(pd.decode, "failed_transfers", 'reason="bootstrap_unreachable"')
+    for _ in range(2):
+        with pytest.raises(CompletionError, match="answered 5"):
+            complete(pd.decode.url, prompt, kv_transfer_params=params)
+    assert complete(pd.decode.url, prompt).token_ids == plain(prompt)
+    eventually(lambda: metric(pd.decode, "failed_transfers", 'reason="bootstrap_unreachable"') == before + 2)
+    pd.still_works(prompt, plain(prompt))
+
+
+@pytest.mark.parametrize(
+    ("policy", "silent"),
+    [("fail", False), ("fail", True), ("recompute", False)],
+    ids=["an error", "an error, and prefill doesn't say that it stopped", "recomputed"],
+)
+def test_a_load_of_which_a_part_was_written_never_enters_the_prefix_cache(
+    pairs: dict[str, PDPair], plain: Callable[[str], tuple[int, ...]], policy: str, silent: bool
+) -> None:
+    """Its first blocks are in decode's cache, as they are good, and stay there; those that it fetched never get in."""
+    pd = pairs[policy]
+    shared = f"written in part {policy} {silent} {uuid.uuid4()} " * 4
+    prompt = (shared + "of many words that do not fit in at once " * 50)[:1900]
+    expected = plain(prompt)
+    pd.serially(shared)
+    cached = len(shared) // VIRTUAL_BLOCK * VIRTUAL_BLOCK
+    ask = {"do_remote_decode": True, "do_remote_prefill": False}
+    offered = complete(pd.prefill.url, prompt, max_tokens=1, kv_transfer_params=ask).kv_transfer_params or {}
+    before = metric(pd.decode, "failed_transfers", 'reason="deadline"')
+    unsaid = ("taken", "cancel", "failed", "settled") if silent else ("taken",)
+    with silenced(pd.prefill, *unsaid) as (address, silencer):
+        params = {**offered, "remote_bootstrap_addr": address}
+        if policy == "fail":
+            with pytest.raises(CompletionError, match="answered 5"):
+                complete(pd.decode.url, prompt, kv_transfer_params=params)
+        else:
+            assert complete(pd.decode.url, prompt, kv_transfer_params=params).token_ids == expected
+        ranks = {rank for kind, rank in silencer.kept if kind == "taken"}
+        assert len(ranks) == pd.decode.spec.tensor, "each rank of decode has chunks in its blocks"
+        eventually(lambda: metric(pd.decode, "failed_transfers", 'reason="deadline"') == before + 1)
+        if silent:
+            step(pd.decode)
+            assert metric(pd.decode, "quarantined_blocks", suffix="") > 0
+        if policy == "fail":
+            received = metric(pd.decode, "tokens_received")
+            assert pd.serially(prompt).token_ids == expected
+            eventually(lambda: metric(pd.decode, "tokens_received") > received)
+            assert metric(pd.decode, "tokens_received") == received + len(prompt) - cached
+        silencer.kinds = frozenset()
+        pd.settled()
+    pd.still_works(prompt, expected)
 
 
 def test_prefill_that_is_killed_while_decode_waits_ends_the_request_by_policy(
-    pd: PDPair, engine_pool: EnginePool
+    pd: PDPair, plain: Callable[[str], tuple[int, ...]], engine_pool: EnginePool
 ) -> None:
     """The last test that needs this prefill engine: it kills it."""
-    pd.still_works()
-    prompt = "prefill dies " * 20
-    expected = complete(pd.prefill.url, prompt).token_ids
+    prompt, other = "prefill dies " * 20, "decode goes on " * 20
+    expected = plain(prompt)
     params = pd.to_decode(f"dies-{uuid.uuid4()}")
     before = metric(pd.decode, "failed_transfers", 'reason="peer_lost"')
     with ThreadPoolExecutor(1) as pool:
@@ -324,10 +417,12 @@ def test_prefill_that_is_killed_while_decode_waits_ends_the_request_by_policy(
         pd.prefill.group.signal(signal.SIGKILL)
         answer = waiting.result()
     assert answer.token_ids == expected
-    assert time.monotonic() - killed < 40
+    assert time.monotonic() - killed < GRACE_S + SLACK_S, "nobody waited for the deadline"
     engine_pool.stop(PREFILL)
     eventually(lambda: metric(pd.decode, "failed_transfers", 'reason="peer_lost"') == before + 1)
-    assert complete(pd.decode.url, "decode goes on").token_ids
+    settled(pd.decode)
+    for asked in (prompt, other):
+        assert complete(pd.decode.url, asked).token_ids == plain(asked)
 
 
 def complete_raw(engine: RunningEngine, prompt: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -362,20 +457,3 @@ def hang_up(engine: RunningEngine, prompt: str, params: dict[str, Any], after_s:
     """Send a completion request and close the connection after a while."""
     with hanging(engine, prompt, params, max_tokens):
         threading.Event().wait(after_s)
-
-
-def test_a_load_that_fails_is_an_error_by_policy_and_the_engine_lives(engine_pool: EnginePool) -> None:
-    (decode,) = engine_pool.get(
-        EngineSpec(tensor=2, dcp=2, interleave=8, role="kv_consumer", load_failure_policy="fail")
-    )
-    params = {
-        "do_remote_prefill": True,
-        "remote_bootstrap_addr": "http://127.0.0.1:1",
-        "remote_engine_id": "gone",
-        "transfer_id": "nobody",
-    }
-    for _ in range(2):
-        with pytest.raises(CompletionError, match="answered 5"):
-            complete(decode.url, "a load that fails " * 10, kv_transfer_params=params)
-    assert len(complete(decode.url, "a load that fails " * 10).token_ids) == 24
-    eventually(lambda: metric(decode, "failed_transfers", 'reason="bootstrap_unreachable"') == 2)

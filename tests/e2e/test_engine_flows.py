@@ -1,7 +1,8 @@
 """Two prefill and two decode engines of different layouts behind each kind of router: serial and concurrent flow.
 
-The serial flow in the cluster, with discovery, is in test_line. The engines here are those of test_engine_pairs, which
-comes next and stops them.
+vllm-router and the proxy that comes with Mooncake run here as they are. Of two others the requests are sent, see
+`tests.support.proxies`. The serial flow in the cluster, with discovery, is in test_line. The engines here are those of
+test_engine_pairs, which comes next and stops them.
 """
 
 from __future__ import annotations
@@ -30,14 +31,20 @@ from tests.support.fleet import (
     expected_answers,
     flow_prompts,
 )
-from tests.support.pd_pair import eventually, metric
-from tests.support.proxies import ExampleProxy, Sidecar, token_ids
+from tests.support.pd_pair import eventually, metric, settled
+from tests.support.proxies import ExampleProxy, Sidecar, mooncake_proxy, token_ids
 from tests.support.real_checks import check_of
 from tests.support.routers import running_router
 
 pytestmark = pytest.mark.timeout(900)
 
-FLOWS = ("vllm-router, serial", "vllm-router, concurrent", "vLLM's example proxy", "llm-d's sidecar")
+FLOWS = (
+    "vllm-router, serial",
+    "vllm-router, concurrent",
+    "Mooncake's proxy",
+    "the requests of vLLM's example proxy",
+    "the requests of llm-d's sidecar",
+)
 AT_ONCE = 4
 
 #: Answers a prompt with the tokens that it got through a router.
@@ -63,10 +70,10 @@ class Engines:
             moved = count_movement(*self.pages()) - before
             return moved.decode_requests == requests and moved.sent_bytes == moved.received_bytes
 
-        for engine in self.prefills:
-            eventually(lambda engine=engine: metric(engine, "pinned_requests", suffix="") == 0)
         eventually(complete)
-        return count_movement(*self.pages()) - before
+        moved = count_movement(*self.pages()) - before
+        settled(*self.prefills, *self.decodes)
+        return moved
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +104,12 @@ def router(kv_connector: str, engines: Engines, folder: Path) -> Iterator[Ask]:
 
 
 @contextmanager
+def proxy_of_mooncake(engines: Engines, folder: Path) -> Iterator[Ask]:
+    with mooncake_proxy(engines.prefills, engines.decodes, folder) as url:
+        yield lambda prompt: complete(url, prompt, max_tokens=MAX_TOKENS).token_ids
+
+
+@contextmanager
 def example_proxy(engines: Engines, folder: Path) -> Iterator[Ask]:
     known = [(engine.url, str(engine.bootstrap_url)) for engine in engines.prefills]
     with closing(ExampleProxy(known, [engine.url for engine in engines.decodes])) as proxy:
@@ -108,7 +121,7 @@ def sidecars(engines: Engines, folder: Path) -> Iterator[Ask]:
     """A sidecar beside each decode engine; here takes turns what llm-d's scheduler would choose."""
     ports = {_host_port(engine.url): int(str(engine.bootstrap_url).rpartition(":")[2]) for engine in engines.prefills}
     with closing(Sidecar(engines.decodes[0].url, ports)) as one, closing(Sidecar(engines.decodes[1].url, ports)) as two:
-        turns = cycle((sidecar, prefill) for sidecar in (one, two) for prefill in ports)
+        turns = cycle([(sidecar, prefill) for sidecar in (one, two) for prefill in ports])
 
         def ask(prompt: str) -> tuple[int, ...]:
             sidecar, prefill = next(turns)
@@ -117,7 +130,8 @@ def sidecars(engines: Engines, folder: Path) -> Iterator[Ask]:
         yield ask
 
 
-WAYS = dict(zip(FLOWS, (partial(router, "nixl"), partial(router, "mooncake"), example_proxy, sidecars), strict=True))
+ROUTERS = partial(router, "nixl"), partial(router, "mooncake")
+WAYS = dict(zip(FLOWS, (*ROUTERS, proxy_of_mooncake, example_proxy, sidecars), strict=True))
 
 
 @pytest.mark.parametrize("flow", FLOWS)

@@ -13,11 +13,12 @@ from functools import partial
 
 import pytest
 
-from devcluster.completions import Completion
+from devcluster.completions import Completion, get_text
 from devcluster.deployments import Movement
-from tests.support.engines import EnginePool, EngineSpec
+from devcluster.metrics import total
+from tests.support.engines import EnginePool, EngineSpec, RunningEngine
 from tests.support.fleet import MAX_TOKENS, PAIRS, PairSpec, expected_answers
-from tests.support.pd_pair import PDPair, eventually, metric
+from tests.support.pd_pair import PDPair, eventually, metric, writes_by_path
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -38,6 +39,9 @@ class Run:
     expected: list[tuple[int, ...]]
     moved: Movement
     cached: Movement  # of that: what the prompts that meet filled caches caused
+    written: dict[str, float]  # pulls that prefill served, by path
+    failed: float  # transfers, on decode
+    prefill_cached_tokens: float  # what it had in its prefix cache of the prompts that meet filled caches
 
 
 @pytest.fixture(scope="module")
@@ -60,23 +64,33 @@ def run(pool: EnginePool, known: dict[EngineSpec, dict[str, tuple[int, ...]]], r
         known[spec.plain] = expected_answers(pool, spec.plain)
     pair = spec.start(pool)
     first, later = spec.prompts
-    start = pair.movement()
+    start, written = pair.movement(), writes_by_path(pair.prefill)
+    # Another module may have let some fail on the same engine.
+    failed_before = metric(pair.decode, "failed_transfers")
     answers = [pair.serially(prompt, MAX_TOKENS) for prompt in first[::2]]
     with ThreadPoolExecutor(AT_ONCE) as threads:
         answers += threads.map(partial(pair.concurrently, max_tokens=MAX_TOKENS), first[1::2])
-        between = _counted(pair, start, len(first))
+        between, cached_before = _counted(pair, start, len(first)), _cached_tokens(pair.prefill)
         flows = [pair.serially, pair.concurrently]
         asked = [threads.submit(flows[i % 2], prompt, MAX_TOKENS) for i, prompt in enumerate(later)]
         answers += [each.result() for each in asked]
     end = _counted(pair, start, len(first) + len(later))
+    pair.settled()
+    written = {path: count - written[path] for path, count in writes_by_path(pair.prefill).items()}
+    failed = metric(pair.decode, "failed_transfers") - failed_before
+    prefill_cached = _cached_tokens(pair.prefill) - cached_before
     prompts = [*first[::2], *first[1::2], *later]
     expected = [known[spec.plain][prompt] for prompt in prompts]
-    return Run(spec, pair, prompts, answers, expected, end - start, end - between)
+    return Run(spec, pair, prompts, answers, expected, end - start, end - between, written, failed, prefill_cached)
+
+
+def _cached_tokens(engine: RunningEngine) -> float:
+    """Prompt tokens that an engine has found in its own prefix cache."""
+    return total(get_text(engine.url, "/metrics"), "vllm:prefix_cache_hits_total")
 
 
 def _counted(pair: PDPair, start: Movement, requests: int) -> Movement:
     """Read the counters when they are complete."""
-    pair.settled()
 
     def complete() -> bool:
         moved = pair.movement() - start
@@ -103,7 +117,7 @@ def test_decode_computes_only_the_last_token_of_a_prompt(run: Run) -> None:
     assert moved.decode_computed_tokens <= len(run.prompts)
     counted = moved.decode_computed_tokens + moved.decode_cached_tokens + moved.decode_external_tokens
     assert counted == sum(len(prompt) for prompt in run.prompts)
-    assert metric(run.pair.decode, "failed_transfers") == 0
+    assert run.failed == 0
 
 
 def test_bytes_on_both_sides_agree_with_the_tokens(run: Run) -> None:
@@ -124,3 +138,13 @@ def test_what_decode_has_cached_is_not_fetched_again(run: Run) -> None:
     assert run.cached.decode_external_tokens + run.cached.decode_computed_tokens == fetched
     # A prompt whose only missing token is the last: nothing is fetched, and prefill gets its blocks back.
     assert run.cached.decode_computed_tokens >= 1
+
+
+def test_all_of_it_takes_the_path_that_prefill_was_told_or_chose(run: Run) -> None:
+    assert {path for path, count in run.written.items() if count} == {run.spec.path}
+
+
+def test_prefill_computes_nothing_again_that_it_has_cached(run: Run) -> None:
+    virtual_block = run.spec.prefill.block * run.spec.prefill.dcp
+    assert run.prefill_cached_tokens >= 4 * virtual_block
+    assert run.prefill_cached_tokens % virtual_block == 0

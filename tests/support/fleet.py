@@ -4,12 +4,16 @@ With prefill and decode engines of each kind every prefill engine meets every de
 have nothing in common, so an engine's prefix cache never answers for another pair. All engines cache prefixes, and
 compute prompts in chunks of at most 256 tokens, two of them in chunks of 48, which end within blocks.
 
+Prefill chooses the path. Here each of its engines has its own: one is told to pack, one to write directly, one to
+scatter, and one chooses by itself, which is to scatter where fragments are as small as with DCP.
+
 A failed load is an error here, never a silent recomputation.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
 
+from dcp_connector.paths import Path
 from tests.support.engines import EnginePool, EngineSpec
 from tests.support.pd_pair import PDPair
 from tests.support.prompts import pair_prompts
@@ -30,7 +34,7 @@ MAX_TOKENS = 8
 _SMALL_CHUNKS = ("--max-num-batched-tokens=48",)
 
 PLAIN = EngineSpec()
-PREFILL_ONE = EngineSpec(role="kv_producer")
+PREFILL_ONE = EngineSpec(role="kv_producer", connector=(("path", "pack"),))
 PREFILL_DCP = EngineSpec(tensor=2, dcp=2, interleave=32, role="kv_producer", args=_SMALL_CHUNKS)
 DECODE_ONE = EngineSpec(role="kv_consumer")
 DECODE_DCP = EngineSpec(tensor=2, dcp=2, interleave=1, role="kv_consumer")
@@ -39,8 +43,8 @@ FLEET = (PREFILL_ONE, PREFILL_DCP, DECODE_ONE, DECODE_DCP, DECODE_TWO)
 
 # Two KV heads. Engines of both roles are prefill to one another.
 PLAIN_GQA = EngineSpec(model="tiny-gqa")
-GQA_ONE = EngineSpec(model="tiny-gqa", block=64, role="kv_both")
-GQA_SPLIT = EngineSpec(model="tiny-gqa", tensor=2, role="kv_both", args=_SMALL_CHUNKS)
+GQA_ONE = EngineSpec(model="tiny-gqa", block=64, role="kv_both", connector=(("path", "direct"),))
+GQA_SPLIT = EngineSpec(model="tiny-gqa", tensor=2, role="kv_both", connector=(("path", "scatter"),), args=_SMALL_CHUNKS)
 GQA_DCP = EngineSpec(model="tiny-gqa", tensor=4, dcp=2, interleave=8, role="kv_consumer")
 FLEET_GQA = (GQA_ONE, GQA_SPLIT, GQA_DCP)
 
@@ -56,6 +60,8 @@ class PairSpec:
     name: str
     prefill: EngineSpec
     decode: EngineSpec
+    #: that all of its KV takes
+    path: Path
     fleet: tuple[EngineSpec, ...] = FLEET
     plain: EngineSpec = PLAIN
 
@@ -70,21 +76,22 @@ class PairSpec:
         return PDPair(*pool.get(self.prefill, self.decode))
 
 
-def _gqa(name: str, prefill: EngineSpec, decode: EngineSpec) -> PairSpec:
-    return PairSpec(name, prefill, decode, FLEET_GQA, PLAIN_GQA)
+def _gqa(name: str, prefill: EngineSpec, decode: EngineSpec, path: Path) -> PairSpec:
+    return PairSpec(name, prefill, decode, path, FLEET_GQA, PLAIN_GQA)
 
 
 PAIRS = (
-    PairSpec("equal layouts", PREFILL_ONE, DECODE_ONE),
-    PairSpec("one rank to DCP 2, token by token", PREFILL_ONE, DECODE_DCP),
-    PairSpec("one rank to two replicas, blocks of 32 to blocks of 48", PREFILL_ONE, DECODE_TWO),
-    PairSpec("DCP 2 to one rank", PREFILL_DCP, DECODE_ONE),
-    PairSpec("DCP 2 by blocks of 32 to DCP 2 token by token", PREFILL_DCP, DECODE_DCP),
-    PairSpec("TP 2 with DCP 2 to TP 2 without, blocks of 32 to blocks of 48", PREFILL_DCP, DECODE_TWO),
-    _gqa("two heads on one rank to one on each, blocks of 64 to blocks of 32", GQA_ONE, GQA_SPLIT),
-    _gqa("one head on each rank to two on one, blocks of 32 to blocks of 64", GQA_SPLIT, GQA_ONE),
-    _gqa("two heads on one rank to TP 4 with DCP 2, blocks of 64 to blocks of 32", GQA_ONE, GQA_DCP),
-    _gqa("one head on each rank to TP 4 with DCP 2", GQA_SPLIT, GQA_DCP),
+    PairSpec("equal layouts", PREFILL_ONE, DECODE_ONE, "pack"),
+    PairSpec("one rank to DCP 2, token by token", PREFILL_ONE, DECODE_DCP, "pack"),
+    PairSpec("one rank to two replicas, blocks of 32 to blocks of 48", PREFILL_ONE, DECODE_TWO, "pack"),
+    PairSpec("DCP 2 to one rank", PREFILL_DCP, DECODE_ONE, "scatter"),
+    PairSpec("DCP 2 by blocks of 32 to DCP 2 token by token", PREFILL_DCP, DECODE_DCP, "scatter"),
+    PairSpec("TP 2 with DCP 2 to TP 2 without, blocks of 32 to blocks of 48", PREFILL_DCP, DECODE_TWO, "scatter"),
+    _gqa("two heads on one rank to one on each, blocks of 64 to blocks of 32", GQA_ONE, GQA_SPLIT, "direct"),
+    # Told to scatter, but the decode engine is told to write directly and has no memory for that: the next best.
+    _gqa("one head on each rank to two on one, blocks of 32 to blocks of 64", GQA_SPLIT, GQA_ONE, "pack"),
+    _gqa("two heads on one rank to TP 4 with DCP 2, blocks of 64 to blocks of 32", GQA_ONE, GQA_DCP, "direct"),
+    _gqa("one head on each rank to TP 4 with DCP 2", GQA_SPLIT, GQA_DCP, "scatter"),
 )
 
 

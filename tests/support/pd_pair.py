@@ -4,7 +4,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,15 @@ from devcluster.completions import Completion, complete, complete_serially, get_
 from devcluster.deployments import Movement, count_movement
 from tests.support.engines import RunningEngine
 
-__all__ = ["PDPair", "eventually", "metric"]
+__all__ = ["PATHS", "PDPair", "eventually", "held", "metric", "settled", "step", "writes_by_path"]
+
+#: The ways of `vllm:dcp_kv_rank_writes_total`.
+PATHS = ("direct", "pack", "scatter")
+#: Gauges of what an engine holds for another one, or keeps out of use because of it.
+_HELD = ("pinned_requests", "pinned_blocks", "staging_bytes", "quarantined_blocks")
+#: On decode, a prompt of one token with these gets a step of the engine's and nothing else: there is nothing to fetch,
+#: and nobody who has to be told so. Without parameters it would count as a failed transfer.
+_NOTHING_TO_FETCH = {"do_remote_prefill": True, "remote_bootstrap_addr": "http://127.0.0.1:1"}
 
 
 @dataclass(frozen=True)
@@ -61,17 +69,54 @@ class PDPair:
         return count_movement([get_text(self.prefill.url, "/metrics")], [get_text(self.decode.url, "/metrics")])
 
     def settled(self) -> None:
-        """Return when prefill holds nothing for decode any more."""
-        eventually(lambda: metric(self.prefill, "pinned_requests", suffix="") == 0)
+        """Return when neither engine holds anything because of the other."""
+        settled(self.prefill, self.decode)
 
-    def still_works(self) -> None:
-        """A fresh prompt gets the right tokens, its KV comes from prefill, and nothing is left pinned."""
-        prompt = f"fresh {uuid.uuid4()} " * 5
+    def still_works(self, prompt: str, expected: Sequence[int]) -> None:
+        """A prompt gets these tokens, what decode hasn't cached of it comes from prefill, and then nothing is held.
+
+        After a fault, `prompt` is that of the request that failed and `expected` the answer of an engine without P/D:
+        so nothing that arrived in part is answered from. A prompt that nobody asked before says that KV still moves.
+        """
+        assert self.serially(prompt, max_tokens=len(expected)).token_ids == tuple(expected)
+        fresh = f"fresh {uuid.uuid4()} " * 5
         before = metric(self.decode, "tokens_received")
-        answer = self.serially(prompt)
-        assert answer.token_ids == complete(self.prefill.url, prompt).token_ids
-        eventually(lambda: metric(self.decode, "tokens_received") > before)
+        answer = self.serially(fresh)
+        assert answer.token_ids == complete(self.prefill.url, fresh).token_ids
+        eventually(lambda: metric(self.decode, "tokens_received") == before + len(fresh))
         self.settled()
+
+
+def settled(*engines: RunningEngine, timeout_s: float = 30.0) -> None:
+    """Return when none of these engines holds anything for another one, staging memory included."""
+
+    def nothing_held() -> bool:
+        for engine in engines:
+            step(engine)
+        return not any(value for engine in engines for value in held(engine).values())
+
+    eventually(nothing_held, timeout_s, lambda: f"still held: {[(str(e.spec), held(e)) for e in engines]}")
+
+
+def step(engine: RunningEngine) -> None:
+    """Let an engine compute one token: its gauges move only with its steps.
+
+    It counts as a request, with one computed token, and not as a failed transfer.
+    """
+    params = None
+    if engine.spec.role != "kv_producer":
+        params = {**_NOTHING_TO_FETCH, "transfer_id": f"nothing-{uuid.uuid4()}"}
+    complete(engine.url, "a", max_tokens=1, kv_transfer_params=params)
+
+
+def held(engine: RunningEngine) -> dict[str, float]:
+    """What an engine held in its last step, by gauge; staging memory over all ranks."""
+    return {name: metric(engine, name, suffix="") for name in _HELD}
+
+
+def writes_by_path(engine: RunningEngine) -> dict[str, float]:
+    """Pulls that a prefill engine has served, by path."""
+    return {path: metric(engine, "rank_writes", f'path="{path}"') for path in PATHS}
 
 
 def metric(engine: RunningEngine, name: str, label: str = "", suffix: str = "_total") -> float:
@@ -82,9 +127,11 @@ def metric(engine: RunningEngine, name: str, label: str = "", suffix: str = "_to
     return sum(found)
 
 
-def eventually(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+def eventually(
+    condition: Callable[[], bool], timeout_s: float = 30.0, words: Callable[[], str] = lambda: "it did not come to be"
+) -> None:
     """Return when the condition holds; counters follow what they count by a step of the engine."""
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, "it did not come to be"
+        assert time.monotonic() < deadline, words()
         time.sleep(0.1)

@@ -1,8 +1,9 @@
-"""What two public proxies with the concurrent flow send to engines, byte for byte.
+"""A public proxy with the serial flow, and what two with the concurrent flow send to engines, byte for byte.
 
-Both ask prefill and decode at the same time, and both read the prefill engine's `GET /query` once and then remember the
-engine ids. Neither can run in these tests as it is: the first is not part of vLLM's package, the second is a Go
-program. So these clients send the same requests, header by header and key by key, as read from
+The first is in Mooncake's own package, which engines have, and runs as it is. The other two ask prefill and decode at
+the same time, and read the prefill engine's `GET /query` once and then remember the engine ids. Neither can run in
+these tests: one is not part of vLLM's package, the other is a Go program. So these clients send the same requests,
+header by header and key by key, as read from
 
     ExampleProxy  vllm-project/vllm, examples/disaggregated/mooncake_connector/mooncake_connector_proxy.py at 41c5903;
                   its HTTP client is httpx 0.28
@@ -15,14 +16,23 @@ A test's request is a JSON object for /v1/completions, with or without `stream`.
 import http.client
 import itertools
 import json
+import os
 import threading
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-__all__ = ["ExampleProxy", "ProxyError", "Sidecar", "token_ids"]
+from devcluster.engine import ensure_engine_environment
+from devcluster.paths import this_cache
+from tests.support.engines import RunningEngine
+from tests.support.ports import free_ports
+from tests.support.process_groups import ProcessGroup
+
+__all__ = ["ExampleProxy", "ProxyError", "Sidecar", "mooncake_proxy", "token_ids"]
 
 _PATH = "/v1/completions"
 _TIMEOUT_S = 120.0
@@ -32,6 +42,25 @@ Headers = Iterable[tuple[str, str]]
 
 class ProxyError(Exception):
     """An engine answered what the proxy would fail on."""
+
+
+@contextmanager
+def mooncake_proxy(prefills: Sequence[RunningEngine], decodes: Sequence[RunningEngine], folder: Path) -> Iterator[str]:
+    """Run the proxy of Mooncake's package between these engines for the length of a block. Gives its address."""
+    python = ensure_engine_environment(this_cache().root, print) / "bin" / "python3"
+    (port,) = free_ports(1)
+    command = [str(python), "-m", "mooncake.vllm_v1_proxy_server", "--host=127.0.0.1", f"--port={port}"]
+    for role, engines in (("prefiller", prefills), ("decoder", decodes)):
+        addresses = [urlsplit(engine.url) for engine in engines]
+        command += [f"--{role}-hosts", *(str(address.hostname) for address in addresses)]
+        command += [f"--{role}-ports", *(str(address.port) for address in addresses)]
+    variables = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    group = ProcessGroup.start(command, variables, folder / f"mooncake-proxy-{port}.log")
+    try:
+        group.wait_for_http(f"http://127.0.0.1:{port}/healthcheck", 60.0)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        group.stop()
 
 
 class _Proxy:
