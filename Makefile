@@ -65,12 +65,19 @@ test-gpu: venv ## The byte oracle on a GPU; says so where there is none.
 	@$(PY) -m tests.gpu
 
 .PHONY: fuzz
-fuzz: venv ## A million inputs for everything that peers send (minutes; `test` fuzzes for one).
+fuzz: venv ## A million frames, and 900,000 inputs for all else that peers send (10 minutes; `test` fuzzes for one).
 	@$(PY) -m tests.fuzz --inputs 1000000
 
 .PHONY: soak
 soak: venv ## 2,000 requests through real engines that are killed meanwhile (about 5 minutes).
 	@$(PY) -m tests.soak
+
+# In this order whatever `-j` says: they time things, and engines need the memory.
+.PHONY: nightly
+nightly: venv ## What takes too long for `test`: fuzz, soak, bench-connector, one after the other.
+	@$(MAKE) --no-print-directory fuzz
+	@$(MAKE) --no-print-directory soak
+	@$(MAKE) --no-print-directory bench-connector
 
 .PHONY: lint
 lint: venv ## Check style, types and layers.

@@ -119,7 +119,7 @@ class _Transfer:
     """One transfer id: blocks, asks, or both."""
 
     hold: Hold | None = None
-    until: float = 0.0
+    until: float = float("-inf")
     claimed_by: str | None = None
     expected: frozenset[int] = frozenset()
     settled: set[int] = field(default_factory=set[int])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import random
 import socket
 import threading
@@ -17,11 +18,12 @@ from typing import Any, Protocol
 
 import msgspec
 
-from dcp_connector import requests_prefill, wire
+from dcp_connector import httpd, requests_prefill, wire
 from dcp_connector.admit import admit
 from dcp_connector.bind import BindError, bind_layers
 from dcp_connector.bootstrap import BootstrapServer
 from dcp_connector.errors import ParamsError, PeerError, Reason, WireError
+from dcp_connector.failures import FailureLog
 from dcp_connector.geometry import SideLayout
 from dcp_connector.handshake import (
     RankFacts,
@@ -34,7 +36,8 @@ from dcp_connector.handshake import (
     page_layout,
     wire_layout,
 )
-from dcp_connector.httpd import MAX_CONNECTIONS
+from dcp_connector.health import RankHealth, RankWatch
+from dcp_connector.httpd import MAX_CONNECTIONS, HttpServer, text
 from dcp_connector.params import parse
 from dcp_connector.pulls import plan_write
 from dcp_connector.requests_decode import Ask, DecodeRequests
@@ -310,32 +313,74 @@ class Topologies(_Plain):
             raise PeerError(Reason.INCOMPATIBLE, "; ".join(mismatches))
 
 
-class Bootstrap:
-    """The HTTP server: bytes on a socket that are nearly a request."""
+class _Crashes(logging.Handler):
+    """Collects what a connection's thread raised: the server only logs it, and the client sees a closed connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: list[BaseException] = []
+        self.logger = logging.getLogger(httpd.__name__)
+        self.before = self.logger.level, self.logger.propagate
+        self.logger.setLevel(logging.DEBUG)
+        self.logger.propagate = False
+        self.logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        # That a client is gone or too slow is promised to end its connection, and nothing else is.
+        if error is not None and not isinstance(error, OSError):
+            self.errors.append(error)
+
+    def restore(self) -> None:
+        self.logger.removeHandler(self)
+        self.logger.level, self.logger.propagate = self.before
+
+
+class Http:
+    """Both HTTP servers, the engine's (`bootstrap`) and a rank's (`health`): bytes that are nearly a request.
+
+    The engine's asks the rank's, and a stand-in for vLLM's own server, as it does in a pod.
+    """
 
     def __init__(self, rng: random.Random) -> None:
         self.mutate = Mutator(rng)
-        self.server = BootstrapServer(0, 1, SECRET, serves_query=True)
-        self.server.publish(a_topology())
+        self.crashes = _Crashes()
+        failures = FailureLog(lambda: 1.8e9)
+        failures.add(Reason.INCOMPATIBLE, "prefill engine 'ä' doesn't fit")
+        self.api = HttpServer("127.0.0.1", 0, lambda _: text(200, "ok"), "fuzz-api")
+        self.rank = RankHealth("127.0.0.1", list, failures.entries)
+        self.server = BootstrapServer(0, self.api.port, SECRET, serves_query=True)
+        watch = RankWatch({"rank tp 0 pp 0": self.rank.address})
+        self.server.publish(a_topology(), watch.problems, watch.failures)
         self.threads = threading.active_count()
-        paths = (b"/query", b"/v1/topology", b"/healthz", b"/nothing")
+        rank_port = int(self.rank.address.rpartition(":")[2])
+        #: what is asked for, by port: each of these answers 200
+        self.good = {
+            self.server.port: [
+                _get(path) for path in ("/query", "/v1/topology", "/healthz", "/readyz", "/v1/failures")
+            ],
+            rank_port: [_get(path) for path in ("/healthz", "/v1/failures")],
+        }
         self.seeds = [
-            method + b" " + path + b" HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
-            for method in (b"GET", b"HEAD")
-            for path in paths
+            seed.replace(b"GET", method) for seed in self.good[self.server.port] for method in (b"GET", b"HEAD")
         ]
-        self.seeds.append(b"POST /query HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbody")
+        self.seeds += [_get("/nothing"), b"POST /query HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbody"]
 
     def feed(self) -> bool:
         rng = self.mutate.rng
+        # A rank's server is the same code with fewer paths.
+        port = rng.choices(list(self.good), (3, 1))[0]
         sent = self.mutate.noise() if rng.random() < 0.1 else self.mutate.bytes(rng.choice(self.seeds), self.seeds)
-        answer = self._exchange(sent)
+        answer = self._exchange(port, sent)
         if rng.random() < 0.01:
-            assert self._exchange(self.seeds[2]).startswith(b"HTTP/1.1 200 "), "the server answers nobody any more"
+            asked = rng.choice(self.good[port])
+            assert self._exchange(port, asked).startswith(b"HTTP/1.1 200 "), f"{asked!r} is answered no longer"
+        if self.crashes.errors:
+            raise self.crashes.errors[0]
         return answer.startswith(b"HTTP/1.1 200 ")
 
-    def _exchange(self, sent: bytes) -> bytes:
-        with socket.create_connection(("127.0.0.1", self.server.port), 10) as sock:
+    def _exchange(self, port: int, sent: bytes) -> bytes:
+        with socket.create_connection(("127.0.0.1", port), 10) as sock:
             try:
                 sock.sendall(sent)
                 sock.shutdown(socket.SHUT_WR)
@@ -350,7 +395,13 @@ class Bootstrap:
         return {"threads": (threading.active_count() - self.threads, MAX_CONNECTIONS)}
 
     def close(self) -> None:
-        self.server.close()
+        for server in (self.server, self.rank, self.api):
+            server.close()
+        self.crashes.restore()
+
+
+def _get(path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode()
 
 
 def _page(rows: int) -> Page:
@@ -362,5 +413,5 @@ TARGETS: Mapping[str, Callable[[random.Random], Target]] = {
     "states": States,
     "params": Params,
     "topology": Topologies,
-    "bootstrap": Bootstrap,
+    "http": Http,
 }

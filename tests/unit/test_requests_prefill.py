@@ -51,6 +51,14 @@ def test_a_pull_that_comes_before_the_prompt_waits_for_it(requests: PrefillReque
     assert requests.hold(a_hold(), 5) == [Write(pull(0), a_hold(), 60)]
 
 
+def test_a_pull_whose_prompt_never_comes_is_forgotten_whatever_the_clock_began_with(
+    requests: PrefillRequests,
+) -> None:
+    requests.pull(A, pull(0, budget_s=7.0), -1000)
+    requests.tick(-1000 + 7 + 100)
+    assert requests.num_waiting == 0
+
+
 def test_a_parked_pull_is_answered_at_its_deadline(requests: PrefillRequests) -> None:
     requests.pull(A, pull(0, budget_s=7.0), 0)
     assert requests.next_timer() == 7
