@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from dcp_operator.api.spec import Spec
@@ -80,13 +80,17 @@ class TransferChecks:
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
     def look(self, observed: Observed, spec: Spec | None) -> Report:
-        """Begin a check if one is due; return what there is to say of the last one."""
+        """Begin a check if one is due; return what there is to say of the last one, by the status that is stored."""
         state = self._state_of(observed)
         due_s = self._begin_if_due(observed, spec, state) if spec is not None and state.task is None else None
-        serving: str | None = observed.status.get("currentRevision")
+        return replace(self.tell(observed, spec, observed.status.get("currentRevision")), due_s=due_s)
+
+    def tell(self, observed: Observed, spec: Spec | None, serving: str | None) -> Report:
+        """Return what there is to say of the last check while a revision serves; None where none does."""
+        state = self._state_of(observed)
         said = say(spec, serving, state.result, state.inconclusive)
         stands = said.status != "Unknown" and state.result is not None
-        return Report(said, state.result.as_status() if stands and state.result else None, due_s)
+        return Report(said, state.result.as_status() if stands and state.result else None, None)
 
     def _begin_if_due(self, observed: Observed, spec: Spec, state: _State) -> float | None:
         """Begin a check if one is due; return in how many seconds the next one is, None where none is or one runs."""

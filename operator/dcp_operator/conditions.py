@@ -86,12 +86,13 @@ def look(observed: Observed, target: Target, goals: Mapping[str, int] | None) ->
     """Return the facts that conditions speak of.
 
     `goals` are the pods wanted of each component. Without them (a spec that can't be read) those are taken that the
-    workloads of the revision that serves ask for.
+    workloads of the revision that is shown ask for: of a spec that is refused that is the one that serves, or the
+    newest.
     """
     serving = serving_revisions(observed, _routers(target), target.revision)
     made = revisions(observed)
-    shown = target.revision or (serving[-1] if serving else None)
-    if target.spec is not None and target.spec.paused and made and shown not in made:
+    shown = target.revision
+    if made and (shown is None or (target.spec is not None and target.spec.paused and shown not in made)):
         # Nothing of the new revision is made; the one that runs is what there is to say something about.
         shown = serving[-1] if serving else made[-1]
     states = revision_states(observed, shown) if shown is not None else {}
@@ -207,7 +208,9 @@ def _raise(view: View, component: str) -> str:
 def _held_back(view: View) -> Problem | None:
     """Return what a pause holds back, None where it does not."""
     spec, revision = view.target.spec, view.target.revision
-    if spec is None or not spec.paused or revision is None or (view.shown == revision and not view.left_over):
+    if spec is None or not spec.paused or revision is None:
+        return None
+    if view.shown == revision and not view.left_over and revision in view.capacities:
         return None
     what = f"the rollout of revision {revision}" if _all_revisions(view.observed) else "the first revision"
     return Problem(Reason.PAUSED, f"spec.paused holds {what}; set it to false, or: dcpctl rollout resume")

@@ -19,7 +19,7 @@ from dcp_operator.observed import Body, Child, Key, Observed
 from dcp_operator.pod_logs import PodLogs
 from dcp_operator.reasons import Problem, Reason
 from dcp_operator.replicas import wanted
-from dcp_operator.rollout import asked_replicas
+from dcp_operator.rollout import asked_replicas, missing_scaler
 from dcp_operator.scaler_status import changed_scalers
 from dcp_operator.settings import Role, role_spec
 from dcp_operator.status import goals, is_same, make_status, may_wait, news
@@ -81,6 +81,13 @@ class Reporter:
         status = make_status(
             observed, target, problems, self._now(), transfer=check.said, checked=check.status, held=held
         )
+        serving: str | None = status.get("currentRevision")
+        if serving != observed.status.get("currentRevision"):
+            # A verdict is one of the revision that serves by now: no event follows the write that says which.
+            told = self._checks.tell(observed, target.spec, serving)
+            status = make_status(
+                observed, target, problems, self._now(), transfer=told.said, checked=told.status, held=held
+            )
         self.leave_facts(observed.key, facts_of(observed, target.spec, status))
         problem, written_in_s = await self.publish(observed, status)
         if problem is None and written_in_s is None:
@@ -89,7 +96,7 @@ class Reporter:
         unwritten = [problem] if problem is not None else []
         unwritten += await self._tell_scalers(observed, target)
         await self._tell_restarts(observed)
-        waits = (written_in_s, check.due_s, rollout.look_again_s if rollout is not None else None)
+        waits = (written_in_s, check.due_s, _next_step_s(observed, target))
         return unwritten, min((wait for wait in waits if wait is not None), default=None)
 
     async def publish(self, observed: Observed, status: Body) -> tuple[Problem | None, float | None]:
@@ -135,6 +142,17 @@ class Reporter:
         self._checks.forget(key)
         self._restarts.forget(key)
         OBJECTS.facts.pop(key, None)
+
+
+def _next_step_s(observed: Observed, target: Target) -> float | None:
+    """Return in how many seconds the next step of a rollout is another, though nothing happens; None where it isn't."""
+    rollout, spec, revision = target.rollout, target.spec, target.revision
+    if rollout is None or spec is None or revision is None:
+        return None
+    if rollout.lacks_scaler and missing_scaler(observed, spec, revision) is None:
+        # It was made in this pass, and no event follows a write of ours.
+        return 0.0
+    return rollout.look_again_s
 
 
 def facts_of(observed: Observed, spec: Spec | None, status: Body) -> ObjectFacts:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,10 +17,14 @@ from tests.support.operator_process import (
     wait_for,
     webhook,
 )
+from tests.support.pod_metrics import pod_metric
 
 SCALED = {"replicas": None, "scaling": {"minReplicas": 1, "maxReplicas": 3}}
 REACTION_S = 20.0
 READY_S = 60.0
+#: An autoscaler looks every 15 s, and learns of a metrics API as often.
+AUTOSCALER_S = 120.0
+METRIC = "vllm_num_requests_running"
 SCALER = "dcpdisaggrolescalers"
 
 
@@ -127,9 +132,9 @@ def test_the_ratio_holds_a_role_back_and_lets_it_go(real: Cluster, namespace: st
     wait_for_engines(real, namespace, 1)
 
 
-def test_a_horizontal_pod_autoscaler_finds_its_target(real: Cluster, namespace: str, chat: str) -> None:
-    """Without a metrics server it can't compute a number, but it reads and judges the scale."""
-    target = {"type": "Utilization", "averageUtilization": 50}
+def test_a_horizontal_pod_autoscaler_scales_a_role_by_a_metric_of_its_pods(
+    real: Cluster, namespace: str, chat: str, tmp_path: Path
+) -> None:
     manifest = {
         "apiVersion": "autoscaling/v2",
         "kind": "HorizontalPodAutoscaler",
@@ -140,31 +145,32 @@ def test_a_horizontal_pod_autoscaler_finds_its_target(real: Cluster, namespace: 
                 "kind": "DCPDisaggRoleScaler",
                 "name": "chat-decode",
             },
-            "minReplicas": 2,
+            "minReplicas": 1,
             "maxReplicas": 3,
             "metrics": [
                 {
-                    "type": "Resource",
-                    "resource": {"name": "cpu", "target": target},
+                    "type": "Pods",
+                    "pods": {"metric": {"name": METRIC}, "target": {"type": "AverageValue", "averageValue": "24"}},
                 }
             ],
+            "behavior": {"scaleDown": {"stabilizationWindowSeconds": 0}},
         },
     }
-    real.apply(manifest)
-    try:
-        # Its own minimum needs no metrics: this number is the autoscaler's.
-        wait_for("the autoscaler's number", lambda: scaler(real, namespace)["spec"]["replicas"] == 2, READY_S)
-        wait_for_engines(real, namespace, 2)
-
-        def able() -> bool:
-            said = conditions(real.get("hpa", "chat-decode", "-n", namespace)).get("AbleToScale", {})
-            return (said.get("status"), said.get("reason")) == ("True", "SucceededGetScale")
-
-        wait_for("the autoscaler gets the scale", able, READY_S)
-    finally:
-        real.kubectl("delete", "hpa", "chat-decode", "-n", namespace)
-    ask_for(real, namespace, 1)
-    wait_for_engines(real, namespace, 1)
+    with pod_metric(real, namespace, tmp_path, METRIC) as running:
+        running.total = 48
+        real.apply(manifest)
+        try:
+            # Twice the target of one engine: this number is computed.
+            wait_for("the autoscaler's number", lambda: scaler(real, namespace)["spec"]["replicas"] == 2, AUTOSCALER_S)
+            wait_for_engines(real, namespace, 2)
+            assert set(running.asked) == {scaler(real, namespace)["status"]["selector"]}, "of this role's engines"
+            said = conditions(real.get("hpa", "chat-decode", "-n", namespace))
+            assert (said["AbleToScale"]["status"], said["ScalingActive"]["status"]) == ("True", "True")
+            running.total = 20
+            wait_for("it is lowered again", lambda: scaler(real, namespace)["spec"]["replicas"] == 1, AUTOSCALER_S)
+            wait_for_engines(real, namespace, 1)
+        finally:
+            real.kubectl("delete", "hpa", "chat-decode", "-n", namespace)
 
 
 def test_an_apply_with_a_number_is_refused_while_an_autoscaler_owns_it(
@@ -199,7 +205,7 @@ def test_labels_and_owner_are_repaired_without_the_number(real: Cluster, namespa
 
 
 def test_a_role_goes_to_zero_and_comes_back_and_the_object_says_so(real: Cluster, namespace: str, chat: str) -> None:
-    """As KEDA does it: by the scale subresource."""
+    """By the scale subresource, which is where KEDA acts; KEDA itself isn't in the cluster."""
     manifest = scaled()
     manifest["spec"]["decode"]["scaling"] = {"minReplicas": 0, "maxReplicas": 3}
     apply_as_user(real, namespace, manifest)

@@ -28,6 +28,8 @@ from tests.support.stand_ins import complete, metrics, tell
 READY_S = 120.0
 #: Stand-ins with none of the connector's counters.
 BARE = STAND_IN.replace("vllm:dcp_kv_", "vllm:other_")
+#: Of a router's wait for an engine.
+BOUND_S = 3
 FITS = "block size: prefill has 32, decode has 64"
 
 
@@ -46,6 +48,12 @@ OBJECTS: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "unasked": ({"prefill_told": {"transfer": "none"}}, "False", "Recomputed", "params_missing"),
     "refused": ({"decode_told": {"refuse": FITS}}, "False", "HandshakeRefused", FITS),
     "failing": ({"prefill_told": {"completions": "error"}}, "False", "TransferFailed", "HTTP 500"),
+    "silent": (
+        {"prefill_told": {"completions": "hang"}, "router": {"requestTimeoutSeconds": BOUND_S}},
+        "False",
+        "TransferFailed",
+        "timed out",
+    ),
     "bare": ({"decode": bare()}, "False", "NoKVConnector", "(decode) runs without the KV connector"),
     "off": (
         {**EMPTY, "transferCheck": {"enabled": False}},
@@ -123,6 +131,21 @@ def test_a_request_fails_at_once_where_prefill_answers_500(real: Cluster, namesp
     assert refused.value.code == 500
     assert "Prefill" in refused.value.read().decode(), "the router says which side failed"
     assert time.monotonic() - began < 10
+
+
+def test_a_request_ends_in_the_routers_time_where_prefill_is_healthy_and_never_answers(
+    real: Cluster, namespace: str, operator: Process
+):
+    wait_until(real, namespace, "silent", operator, "TransferFailed")
+    service = real.get("service", "silent", "-n", namespace)["spec"]["clusterIP"]
+    began = time.monotonic()
+    with pytest.raises(HTTPError) as refused:
+        complete(f"{service}:80", "one two", model="silent", timeout_s=60)
+    assert time.monotonic() - began >= BOUND_S
+    assert refused.value.code == 500
+    assert "Prefill request" in refused.value.read().decode(), "the router says which side is silent"
+    ready = conditions(real.get("dcpd", "silent", "-n", namespace))["Ready"]
+    assert ready["status"] == "True", "what its probes ask is answered"
 
 
 def engines(real: Cluster, namespace: str, name: str, role: str) -> list[dict[str, Any]]:

@@ -137,8 +137,11 @@ class SimulatedApi:
     def drop_from_status(self, kind: Kind, namespace: str, name: str, uid: str, fields: Body) -> Body:
         self.writes.append(("drop", "status", name))
         place = (kind.kind, namespace, name)
-        before = self.objects[place]
-        assert before["metadata"]["uid"] == uid
+        before = self.objects.get(place)
+        if before is None:
+            raise ApiError(404, "NotFound", f"{name} not found")
+        if before["metadata"]["uid"] != uid:
+            raise ApiError(409, "Conflict", "the uid is another")
         return self._store(place, {**before, "status": _dropped(before["status"], fields)}, is_spec=False)
 
     def create_event(self, namespace: str, event: Body) -> Body:

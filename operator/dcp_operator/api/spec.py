@@ -30,6 +30,8 @@ RESOURCE_NAME_PATTERN = r"^[a-z0-9A-Z]([a-zA-Z0-9./_-]*[a-zA-Z0-9])?$"
 QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?([KMGTPE]i?|k)?$"
 #: Longest drain that is accepted, in seconds: a day.
 MAX_DRAIN_S = 86400
+#: Longest time that a router may wait for an answer, in seconds: a day.
+MAX_REQUEST_S = 86400
 
 ParallelSize = Annotated[int, Field(ge=1, le=MAX_PARALLEL_SIZE)]
 BlockSize = Annotated[int, Field(ge=1, le=MAX_BLOCK_SIZE)]
@@ -324,6 +326,12 @@ class Router(ApiModel):
 
     replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = Field(
         default=1, description="Number of router pods of a revision."
+    )
+    request_timeout_seconds: Annotated[int, Field(ge=1, le=MAX_REQUEST_S)] = Field(
+        default=1800,
+        description="Longest time for one engine's answer to a request, in seconds: all of it, streamed or not "
+        "(--request-timeout-secs). A client waits so long for an engine that never answers, and an answer that takes "
+        "longer is cut off. The default is the router's own, half an hour, because the longest answers take minutes.",
     )
     template: dict[str, Any] = Field(
         default_factory=dict,

@@ -27,7 +27,11 @@ class RoleStatus(ApiModel):
 
     replicas: int = Field(default=0, description="Pods that exist.")
     ready_replicas: int = Field(default=0, description="Pods that are ready.")
-    updated_replicas: int = Field(default=0, description="Pods of the present spec's revision.")
+    updated_replicas: int = Field(
+        default=0,
+        description="Pods of the present spec's revision. A change that keeps the revision, such as that of a sidecar, "
+        "doesn't show here.",
+    )
     scheduled_replicas: int = Field(default=0, description="Pods that have a node.")
 
 
@@ -99,7 +103,9 @@ class Status(ApiModel):
         default=None,
         description="Revision that serves requests: that of the present spec if it does, else the newest that does.",
     )
-    update_revision: str | None = Field(default=None, description="Revision of the present spec.")
+    update_revision: str | None = Field(
+        default=None, description="Revision of the present spec; none while the spec is refused."
+    )
     prefill: RoleStatus = Field(default_factory=RoleStatus, description="Pods of the prefill role.")
     decode: RoleStatus = Field(default_factory=RoleStatus, description="Pods of the decode role.")
     router: RoleStatus = Field(default_factory=RoleStatus, description="Pods of the router.")

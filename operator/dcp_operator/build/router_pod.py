@@ -52,6 +52,8 @@ def router_args(context: Context, revision: str) -> list[str]:
         "--health-check-endpoint=/health",
         "--health-check-interval-secs=10",
         "--worker-startup-check-interval=2",
+        # Of each engine's whole answer: nothing else ends a request whose engine is healthy and never answers.
+        f"--request-timeout-secs={context.spec.router.request_timeout_seconds}",
         "--prometheus-host=0.0.0.0",
         f"--prometheus-port={names.PORT_ROUTER_METRICS}",
     ]

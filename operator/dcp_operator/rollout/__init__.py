@@ -5,7 +5,7 @@ and `asked` how many engines an autoscaler wants.
 Nothing here acts.
 """
 
-from dcp_operator.rollout.asked import asked_replicas
+from dcp_operator.rollout.asked import asked_replicas, missing_scaler
 from dcp_operator.rollout.revisions import is_routed, is_router, revisions, routers_remain, serving_revisions
 from dcp_operator.rollout.situation import is_users_router
 from dcp_operator.rollout.state import RolloutState, rollout_state
@@ -16,6 +16,7 @@ __all__ = [
     "is_routed",
     "is_router",
     "is_users_router",
+    "missing_scaler",
     "revisions",
     "rollout_state",
     "routers_remain",

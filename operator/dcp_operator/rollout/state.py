@@ -28,6 +28,8 @@ class RolloutState:
     look_again_s: float | None = field(default=None, compare=False)
     #: Why workloads that the object has or wants can't be seen, None where all can.
     unseen: Problem | None = None
+    #: Whether it is held because a role's scaler is missing.
+    lacks_scaler: bool = False
 
     @property
     def waits_for(self) -> str | None:
@@ -60,7 +62,8 @@ def rollout_state(observed: Observed, spec: Spec, target: str, now: str, gate: P
     situation = situation_of(observed, spec, target, now)
     unseen = unseen_workloads(observed, spec)
     is_blind = unseen is not None and (bool(situation.revisions) or has_pods_of_groups(observed))
-    why = unseen if is_blind else gate or missing_scaler(observed, spec, target)
+    scaler = missing_scaler(observed, spec, target)
+    why = unseen if is_blind else gate or scaler
     if why is None:
         return RolloutState(situation, next_step(situation), stale_in_s(observed, target, now), unseen)
     situation = replace(situation, is_paused=True)
@@ -69,7 +72,7 @@ def rollout_state(observed: Observed, spec: Spec, target: str, now: str, gate: P
         # Which of them serves most isn't known, so that none gets anything of another.
         step = replace(step, replicas={each.name: _as_it_is(each, step) for each in situation.revisions})
     words = step.waits_for if spec.paused else why.message
-    return RolloutState(situation, replace(step, waits_for=words), unseen=unseen)
+    return RolloutState(situation, replace(step, waits_for=words), unseen=unseen, lacks_scaler=why is scaler)
 
 
 def _as_it_is(revision: Revision, step: Step) -> Counts:

@@ -15,9 +15,9 @@ def explain(situation: Situation, replicas: Mapping[str, Counts], retired: Mappi
     """
     new = situation.new or Revision(situation.target)
     if situation.is_paused:
-        return _paused(situation, new)
+        return _paused(situation, new, replicas)
     if situation.target not in replicas:
-        return _crowded(situation)
+        return _crowded(situation, replicas)
     if not situation.old:
         return None
     if new.unschedulable and new.ready != situation.bounds.wanted:
@@ -32,27 +32,28 @@ def explain(situation: Situation, replicas: Mapping[str, Counts], retired: Mappi
     return None
 
 
-def _paused(situation: Situation, new: Revision) -> str | None:
+def _paused(situation: Situation, new: Revision, replicas: Mapping[str, Counts]) -> str | None:
     """Return what a pause holds back; None where there is nothing to hold."""
     resume = "set spec.paused to false to go on"
     if not situation.revisions:
         return f"paused before revision {new.name} was begun, so nothing runs; {resume}"
+    running = _names(_running(situation, replicas))
     if situation.new is None:
-        return f"paused: revision {new.name} isn't begun, {_names(_running(situation))} stays; {resume}"
+        return f"paused: revision {new.name} isn't begun, {running or 'nothing'} stays; {resume}"
     if situation.old:
-        return (
-            f"paused: revision {new.name} stays at {_of(new.replicas)} beside {_names(_running(situation))}; {resume}"
-        )
+        beside = f" beside {running}" if running else ""
+        return f"paused: revision {new.name} stays at {_of(replicas[new.name].engines)}{beside}; {resume}"
     return None
 
 
-def _crowded(situation: Situation) -> str:
+def _crowded(situation: Situation, replicas: Mapping[str, Counts]) -> str:
     """Return why the target isn't begun."""
     room = situation.bounds.room
     others = "1 other serves" if room == 1 else f"{room} others serve"
+    running = _names(_running(situation, replicas))
     return (
-        f"revision {situation.target} begins when no more than {others}: {_names(_running(situation))} serve, and one "
-        "of them takes over first. A larger spec.rolloutStrategy.maxSurge lets it begin at once"
+        f"revision {situation.target} begins when no more than {others}: {running} serve, and one of them takes over "
+        "first. A larger spec.rolloutStrategy.maxSurge lets it begin at once"
     )
 
 
@@ -79,8 +80,9 @@ def _kept(replicas: Mapping[str, Counts], retired: Mapping[str, str]) -> str:
     return f" before more of revision {_names(stays)} may go" if stays else ""
 
 
-def _running(situation: Situation) -> list[str]:
-    return [revision.name for revision in situation.old if revision.replicas != _NOTHING]
+def _running(situation: Situation, replicas: Mapping[str, Counts]) -> list[str]:
+    """Return the old revisions that have engines after the step."""
+    return [each.name for each in situation.old if each.name in replicas and replicas[each.name].engines != _NOTHING]
 
 
 def _of(engines: Pair) -> str:
