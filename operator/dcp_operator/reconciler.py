@@ -160,9 +160,10 @@ class Reconciler:
                 observed = told
             plan = make_plan(target, observed, self._now())
         problems = await self._carry_out(plan, observed)
-        if self._unchanged(observed) is None:
+        acted = self._unchanged(observed)
+        if acted is None:
             return True
-        problems += await self._restart_groups(key, target)
+        problems += await self._restart_groups(acted, target)
         after = self._unchanged(observed)
         if after is None:
             return True
@@ -181,10 +182,9 @@ class Reconciler:
         self.wake(judged.key)
         return None
 
-    async def _restart_groups(self, key: Key, target: Target) -> list[Problem]:
+    async def _restart_groups(self, observed: Observed, target: Target) -> list[Problem]:
         """Make the groups anew that are due; return what could not be done."""
-        observed = self._cache.snapshot(key)
-        if observed is None or target.spec is None:
+        if target.spec is None:
             return []
         decisions = due_restarts(observed, target.spec, self._now())
         done, problems = await group_writes.carry_out(decisions, observed, self._api, self._cache, self._calls.run)
@@ -193,7 +193,7 @@ class Reconciler:
             await self._applier.record(observed, Reason.GROUP_RECREATED, words, is_warning=True, now=self._now())
         waits = [decision.next_s for _, decision in decisions if decision.next_s is not None]
         if waits:
-            self._look_again_in(key, min(waits))
+            self._look_again_in(observed.key, min(waits))
         return problems
 
     async def _report(self, observed: Observed, target: Target, problems: list[Problem]) -> list[Problem]:

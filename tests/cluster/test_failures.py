@@ -15,10 +15,10 @@ from tests.support.operator_process import (
     apply_as_user,
     conditions,
     controller,
-    free_port,
     stand_in,
     wait_for,
 )
+from tests.support.ports import free_port
 from tests.support.stand_ins import tell
 
 SAID_S = 90.0

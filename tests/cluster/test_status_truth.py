@@ -25,7 +25,8 @@ from devcluster.paths import this_cache
 from tests.support.cluster import Cluster, cluster
 from tests.support.cluster_mirror import Mirror, following
 from tests.support.cluster_watch import ApiServer
-from tests.support.operator_process import IMAGE, Process, controller, free_port, wait_for, without_release
+from tests.support.operator_process import IMAGE, Process, controller, wait_for, without_release
+from tests.support.ports import free_port
 from tests.support.truth import SCALER, facts_of
 from tests.support.truth_words import lies
 

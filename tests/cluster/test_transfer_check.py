@@ -19,10 +19,10 @@ from tests.support.operator_process import (
     apply_as_user,
     conditions,
     controller,
-    free_port,
     stand_in,
     wait_for,
 )
+from tests.support.ports import free_port
 from tests.support.stand_ins import complete, metrics, tell
 
 READY_S = 120.0

@@ -9,14 +9,12 @@ import re
 import socket
 import threading
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from devcluster.completions import Completion, CompletionError, complete
+from devcluster.completions import CompletionError
 from tests.support.pd_pair import PDPair
 
 MAX_TOKENS = 4
@@ -136,24 +134,14 @@ class Traffic:
         if rng.random() < 0.5:
             answer, failure = pair.serially(prompt, max_tokens=MAX_TOKENS), None
         else:
-            answer, failure = _concurrently(pair, prompt)
+            # What decode answers counts also when prefill fails.
+            answer, failure = pair.both(prompt, MAX_TOKENS)
         expected = self._expected[prompt]
         if answer.token_ids != expected:
             return WRONG, f"{prompt!r} was answered with {answer.token_ids} instead of {expected}"
         if failure is not None:
             raise failure
         return RIGHT, ""
-
-
-def _concurrently(pair: PDPair, prompt: str) -> tuple[Completion, BaseException | None]:
-    """Ask both engines at once. What decode answers counts also when prefill fails: return its failure beside it."""
-    transfer_id = f"xfer-{uuid.uuid4()}"
-    params = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer_id}
-    with ThreadPoolExecutor(1) as pool:
-        prefilled = pool.submit(complete, pair.prefill.url, prompt, max_tokens=1, kv_transfer_params=params)
-        to_decode = pair.to_decode(transfer_id)
-        decoded = complete(pair.decode.url, prompt, max_tokens=MAX_TOKENS, kv_transfer_params=to_decode)
-        return decoded, prefilled.exception()
 
 
 def _hang_up(url: str, prompt: str, kv_transfer_params: Mapping[str, object], after_s: float) -> None:

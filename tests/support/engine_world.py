@@ -22,6 +22,7 @@ from dcp_connector.scheduler import Identity, SchedulerSide
 from dcp_connector.stats import Counters
 from dcp_connector.work import RankReport
 from dcp_connector.worker import WorkerSide
+from tests.support.block_pool import BlockPool
 from tests.support.transfer_messages import DECODE, ENGINE, a_release
 from tests.support.transfer_world import (
     LEASE_S,
@@ -41,37 +42,20 @@ NUM_TOKENS, VIRTUAL_BLOCK, BLOCKS_PER_PROMPT = 3, 2, 2
 NUM_BLOCKS = 1 + 2 * BLOCKS_PER_PROMPT
 
 
-@dataclass(eq=False, slots=True)
-class Block:
-    """A block as vLLM's pool counts it: without references it is free."""
-
-    number: int
-    references: int = 0
-
-
-class Pool:
-    """vLLM's pool of blocks."""
+class Pool(BlockPool):
+    """The pool, of which prompts take blocks and give them back."""
 
     def __init__(self) -> None:
-        self.blocks = [Block(number) for number in range(NUM_BLOCKS)]
+        super().__init__(NUM_BLOCKS, references=0)
 
     def free(self) -> list[int]:
-        return [block.number for block in self.blocks[1:] if block.references == 0]
+        return [number for number in super().free() if number]
 
     def take(self) -> tuple[int, ...]:
         """Give a prompt its blocks."""
         taken = self.free()[:BLOCKS_PER_PROMPT]
         self.touch([self.blocks[number] for number in taken])
         return tuple(taken)
-
-    def touch(self, blocks: Sequence[Any]) -> None:
-        for block in blocks:
-            block.references += 1
-
-    def free_blocks(self, ordered_blocks: Sequence[Any]) -> None:
-        for block in ordered_blocks:
-            block.references -= 1
-            assert block.references >= 0, "a block was freed twice"
 
     def give_back(self, numbers: Sequence[int]) -> None:
         self.free_blocks([self.blocks[number] for number in numbers])

@@ -55,14 +55,20 @@ class PDPair:
 
     def concurrently(self, prompt: str, max_tokens: int = 24) -> Completion:
         """Ask both engines at once, as vLLM's example proxy and llm-d's sidecar do."""
+        decoded, failure = self.both(prompt, max_tokens)
+        if failure is not None:
+            raise failure
+        return decoded
+
+    def both(self, prompt: str, max_tokens: int) -> tuple[Completion, BaseException | None]:
+        """Ask both engines at once; return what decode answers, and beside it how prefill failed, if it did."""
         transfer_id = f"xfer-{uuid.uuid4()}"
         ask = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer_id}
         with ThreadPoolExecutor(1) as pool:
             prefilled = pool.submit(complete, self.prefill.url, prompt, max_tokens=1, kv_transfer_params=ask)
             params = self.to_decode(transfer_id)
             decoded = complete(self.decode.url, prompt, max_tokens=max_tokens, kv_transfer_params=params)
-            prefilled.result()
-        return decoded
+            return decoded, prefilled.exception()
 
     def movement(self) -> Movement:
         """What the two engines counted since they started."""

@@ -15,19 +15,18 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from dcp_connector.geometry import PageLayout
 from dcp_connector.pages import StagedUnits
 from dcp_connector.requests_prefill import Hold
 from dcp_connector.staging import Staging, Where
 from dcp_connector.tensors import fence
 from dcp_connector.work import StepWork
 from tests.support.kv_oracle import Sizes
+from tests.support.staged_units import UNITS, a_page
 from tests.support.stand_in_torch import DEVICE, StandInTorch, Stream
 from tests.support.transfer_memory import ArrayTensor, Engine, engine, prompt
 
 PREFILL, DECODE = Sizes(1, 1, 16, 16, 1), Sizes(2, 2, 1, 16, 1)
 END, SOURCE, TARGET = 40, [3, 1, 2], [7, 2]
-UNITS = np.array([9, 0, 5], dtype=np.int64)
 WHERE: tuple[Where, ...] = ("device", "host")
 
 
@@ -129,21 +128,6 @@ def test_a_fence_stands_on_the_streams_of_the_thread_and_the_moment_that_it_is_t
 def test_memory_of_the_host_needs_no_fence(torch: StandInTorch) -> None:
     assert fence(ArrayTensor(np.zeros(8, dtype=np.uint8), 0, (1,), (1,))) is None
     assert torch.events == []
-
-
-def a_page(memory: np.ndarray) -> PageLayout:
-    """16 units of 8 bytes."""
-    return PageLayout(
-        base=int(memory.ctypes.data),
-        num_blocks=4,
-        kernel_block_size=4,
-        block_size=4,
-        num_heads=1,
-        block_stride=32,
-        head_stride=32,
-        row_stride=8,
-        entry_bytes=8,
-    )
 
 
 def staging_of(torch: StandInTorch, where: Where) -> tuple[Staging, np.ndarray, Stream]:

@@ -5,29 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dcp_connector.geometry import PageLayout
 from dcp_connector.pages import StagedUnits
 from dcp_connector.paths import landing_slots
 from dcp_connector.staging import Staging
 from dcp_connector.units import MIB
+from tests.support.staged_units import UNITS, a_page
 from tests.support.transfer_memory import ArrayTensor
-
-UNITS = np.array([9, 0, 5], dtype=np.int64)
-
-
-def a_page(memory: np.ndarray, offset: int) -> PageLayout:
-    """16 units of 8 bytes."""
-    return PageLayout(
-        base=int(memory.ctypes.data) + offset,
-        num_blocks=4,
-        kernel_block_size=4,
-        block_size=4,
-        num_heads=1,
-        block_stride=32,
-        head_stride=32,
-        row_stride=8,
-        entry_bytes=8,
-    )
 
 
 def staging_of(memory: np.ndarray) -> Staging:
